@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from equivalence import timm_weights_from_te
 from running_here import runnable
 from torch import nn
 
@@ -92,8 +93,6 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_outputs_and_gradients_against_float64(
     timm_block: nn.Module, te_block: nn.Module, label: str
 ) -> None:
-    from te_fakes import timm_weights_from_te
-
     precision = precision_of(label)
     x, upstream = inputs()
     exact_block = copy.deepcopy(timm_block).double()

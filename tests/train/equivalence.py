@@ -12,11 +12,12 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from te_fakes import native_state_from_te
 from torch import nn
 
 from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks
@@ -25,6 +26,7 @@ from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
+from fastlaunch_train.models.te_blocks import TE_NAMES, native_name
 from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
@@ -201,6 +203,20 @@ def exactly(
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     with torch.no_grad():
         return workload.outputs(model.eval(), exact_batch), gradients
+
+
+def timm_weights_from_te(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state of a timm block for that of a TransformerLayer, without FP8 scales."""
+    return {name: weights[te_name] for name, te_name in TE_NAMES.items()}
+
+
+def native_state_from_te(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a model with timm's blocks for one with Transformer Engine's; no FP8 scales."""
+    return {
+        native_name(name): weight
+        for name, weight in weights.items()
+        if name.rpartition(".")[2] != "_extra_state"
+    }
 
 
 def after_a_step(stepper: Stepper, batch: Batch, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,7 +17,6 @@ from fastlaunch_train.loop.batch_size import (
     largest_batch_that_fits,
     recipe_to_try,
 )
-from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads.contract import Batch, Workload
 from fastlaunch_train.workloads.registry import WorkloadError
@@ -48,11 +47,8 @@ def test_the_largest_size_is_found_with_few_safe_trials(
     assert len(asked) <= 2 * limit.bit_length() + 2
 
 
-def searched(recipe_name: str, overrides: list[str], workload: Workload = toy.TOY) -> int:
-    return common([resolve_recipe(recipe_name, overrides)], workload)
-
-
-def common(recipes: list[Recipe], workload: Workload = toy.TOY) -> int:
+def common(*labels: str, workload: Workload = toy.TOY) -> int:
+    recipes = [toy.recipe_of(label) for label in labels]
     return largest_batch_that_fits(workload, recipes, ALONE, seed=0, fits=fits)
 
 
@@ -78,19 +74,7 @@ def test_without_a_gpu_it_is_the_workloads_own_in_whole_micro_batches() -> None:
         auto_batch_size(forward_only, recipes, ALONE, seed=0, default=8)
 
 
-def test_the_batch_fits_all_recipes_whatever_their_order() -> None:
-    recipes = [
-        resolve_recipe("bf16", ["activation_checkpointing=block"]),
-        resolve_recipe("bf16"),
-        resolve_recipe("bf16", ["parameter_dtype=bf16-master", "grad_accumulation=3"]),
-    ]
-    alone = [common([recipe]) for recipe in recipes]
-    assert len(set(alone)) == 3
-    found = common(recipes)
-    assert found == common(recipes[::-1]) == min(alone) // 24 * 24
-
-
-def test_recipes_that_are_tried_alike_are_tried_once() -> None:
+def test_the_batch_fits_all_recipes_and_those_that_are_tried_alike_are_tried_once() -> None:
     sizes: list[int] = []
 
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -98,11 +82,16 @@ def test_recipes_that_are_tried_alike_are_tried_once() -> None:
         return toy.loss(model, batch)
 
     counting = dataclasses.replace(toy.TOY, loss=loss)
-    common([resolve_recipe("bf16")], counting)
+    plain = common("bf16", workload=counting)
     once = list(sizes)
     sizes.clear()
-    common([resolve_recipe("bf16"), resolve_recipe("compile"), resolve_recipe("fsdp2")], counting)
+    # Tried unsharded, and without a compiler.
+    assert common("bf16", "compile", "fsdp2", "zero2", workload=counting) == plain
     assert sizes == once
+    others = ("bf16 activation_checkpointing=block", "bf16 parameter_dtype=bf16-master grad_accumulation=3")
+    recomputed, in_parts = map(common, others)
+    assert recomputed > plain != in_parts
+    assert common("bf16", *others) == min(plain, recomputed, in_parts) // 24 * 24
 
 
 @pytest.mark.parametrize(("parts", "kept"), [(1, False), (4, True)])
@@ -115,7 +104,7 @@ def test_a_micro_batch_is_tried_beside_what_the_others_left(parts: int, kept: bo
         seen.append((any(p.grad is not None for p in model.parameters()), len(batch[0]), num_held))
         return toy.loss(model, batch)
 
-    found = searched("bf16", [f"grad_accumulation={parts}"], dataclasses.replace(toy.TOY, loss=loss))
+    found = common(f"bf16 grad_accumulation={parts}", workload=dataclasses.replace(toy.TOY, loss=loss))
     assert found % (parts * 8) == 0
     assert {gradients for gradients, _, _ in seen[1:]} == {kept}
     assert all(num_held == parts * size for _, size, num_held in seen)
@@ -126,16 +115,3 @@ def test_gradients_in_the_buckets_of_ddp_are_there_all_the_time() -> None:
     assert recipe_to_try(resolve_recipe("bf16"), world_size=1).set_to_none
     assert not recipe_to_try(resolve_recipe("bf16"), world_size=2).set_to_none
     assert not recipe_to_try(resolve_recipe("bf16", ["set_to_none=false"]), world_size=1).set_to_none
-
-
-@pytest.mark.slow
-def test_every_recipe_finds_a_batch() -> None:
-    plain = searched("bf16", [])
-    assert plain >= 16
-    # Tried unsharded, and without a compiler.
-    assert searched("fsdp2", ["compile_mode=default", "compile_scope=wrapped"]) == plain
-    assert searched("zero2", []) == searched("zero1", ["overlap_comm=false"]) == plain
-    # Of each of four micro-batches as much fits as of one, but for the others' inputs.
-    assert 0.9 * 4 * plain < searched("bf16", ["grad_accumulation=4"]) < 4 * plain
-    # Recomputed, it needs less.
-    assert searched("bf16", ["activation_checkpointing=block"]) > plain

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from equivalence import images, vit
-from te_fakes import FakeLayer
 from torch import nn
 from toy import ALONE, CPU, TOY
 
@@ -61,7 +60,8 @@ def checked(
     torch.manual_seed(0)
     model = workload.build_model().train()
     before = compute_reference(workload, recipe, model, probe)
-    convert_model(model, workload, recipe, layer_factory=FakeLayer)
+    if recipe.blocks != "te":  # without Transformer Engine the native blocks stand in for its own
+        convert_model(model, workload, recipe)
     change(model)
     precision = arithmetic or setup_precision(recipe, CPU)
     checks = run_checks(workload, recipe, precision, model, probe, before)
@@ -69,7 +69,7 @@ def checked(
     return checks
 
 
-@pytest.mark.parametrize("label", ["fp32", "bf16", "fp16", "te-bf16"])
+@pytest.mark.parametrize("label", ["fp32", "bf16", "fp16"])
 def test_a_recipe_that_computes_the_same_passes(workload: Workload, probe: Batch, label: str) -> None:
     checks = checked(workload, probe, label)
     assert [check.name for check in checks] == NAMES
@@ -79,12 +79,11 @@ def test_a_recipe_that_computes_the_same_passes(workload: Workload, probe: Batch
         assert checks[0].value and checks[0].value > 1e-5
 
 
-def test_the_articles_blocks_fail_all_three(workload: Workload, probe: Batch) -> None:
-    # Its weights are others, and so are their gradients.
-    equivalence, isolation, permutation = checked(workload, probe, "te-article")
+def test_outputs_that_do_not_depend_on_the_sample_fail_all_three(workload: Workload, probe: Batch) -> None:
+    """As the article's blocks: their class token never sees its image."""
+    blind = embedded_through(torch.zeros_like)
+    equivalence, isolation, permutation, *_ = checked(workload, probe, "bf16", blind)
     assert not (equivalence.passed or isolation.passed or permutation.passed)
-    assert equivalence.value is not None and equivalence.value > 0.5
-    # The class token never sees the image.
     assert "did not change" in (isolation.detail or "")
     assert "did not move" in (permutation.detail or "")
 
@@ -96,7 +95,7 @@ class Mixing(nn.Module):
         return x + 0.05 * x.cumsum(0)
 
 
-def embedded_through(module: nn.Module) -> Callable[[nn.Module], None]:
+def embedded_through(module: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[nn.Module], None]:
     """A change of a ViT: `module` after its patch embedding."""
 
     def change(model: Any) -> None:
@@ -227,7 +226,7 @@ def test_a_gradient_that_does_not_come_fails(workload: Workload, probe: Batch) -
 
 @pytest.mark.parametrize("label", ["bf16-fused", "fp8-fused"])
 def test_fused_blocks_that_halve_gelus_gradient_fail(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 256, "depth": 2, "num_heads": 4, "num_classes": 10}
+    shape = {"img_size": 16, "patch_size": 8, "embed_dim": 256, "depth": 2, "num_heads": 4, "num_classes": 10}
     wide = vit(shape)
     batch = images(shape, 16, CPU)
     assert all(check.passed for check in checked(wide, batch, label))

@@ -168,6 +168,7 @@ def test_sigkill_leaves_the_record_up_to_the_last_block(tmp_path: Path) -> None:
 def test_resuming_gives_the_same_losses_as_not_stopping(stopped: Path, whole: list[float | None]) -> None:
     again = trained(stopped, "--steps", "24", "--checkpoint-every", "6", "--resume", attempt=2)
     assert again.header["first_step"] == 11
+    assert again.checks == ()
     assert losses(stopped) + losses(stopped, attempt=2) == whole
 
 

@@ -1,6 +1,7 @@
 """What the loop does between the records: compiling ahead leaves no trace, and a lone rank stops at once."""
 
 import contextlib
+import math
 import signal
 import sys
 import weakref
@@ -13,11 +14,12 @@ from typing import Any, cast
 import pytest
 import torch
 from data_requests import request
-from toy import ALONE, CPU
+from toy import ALONE, CPU, Lines
 
 sys.path.insert(0, str(Path(__file__).parent / "workloads"))
 import tiny
 
+from fastlaunch_train.loop.evaluation import evaluate
 from fastlaunch_train.loop.recorder import Recorder
 from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.loop.training import PhaseClock, Training
@@ -27,6 +29,7 @@ from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Block, Check, RecordWriter, Step
 from fastlaunch_train.steppers.stepping import build_stepper
+from fastlaunch_train.workloads.causal_lm import next_token_score
 
 
 @pytest.fixture
@@ -69,15 +72,6 @@ class Slow:
         return Check(name="as-trained", passed=True)
 
 
-class Lines(list[Any]):
-    """A record that is not written."""
-
-    add = list.append
-
-    def flush(self) -> None:
-        pass
-
-
 def step(loop: TrainingLoop) -> torch.Tensor:
     batch = loop.fetch()
     loop.after_step(loop.step(batch))
@@ -107,6 +101,26 @@ def test_a_short_batch_counts_as_it_came(training: Training, caplog: pytest.LogC
     assert any(
         f"step={block.last_step} " in line and f"samples_per_s={rate:.2f}" in line for line in caplog.messages
     )
+
+
+class Coin(torch.nn.Module):
+    """Gives token 0 a quarter, and token 1 the rest, whatever was before."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0.25, 0.75]).log().expand(*tokens.shape, 2)
+
+
+def test_the_held_out_loss_is_of_a_token_in_batches_of_any_size(training: Training) -> None:
+    texts = [[[0, 1, 1, 1, 1]], [[0, 0], [-100, -100]]]  # the second batch is filled up
+    batches = [{"tokens": torch.tensor(text).clamp(min=0), "labels": torch.tensor(text)} for text in texts]
+    workload = replace(
+        training.workload, held_out=lambda request, split: iter(batches), score=next_token_score
+    )
+    stepper: Any = SimpleNamespace(model=Coin())
+    found = evaluate(replace(training, workload=workload, stepper=stepper), "validation", step=1)
+    # Four tokens of the first sequence and one of the second follow another.
+    assert found.loss == pytest.approx(-(4 * math.log(0.75) + math.log(0.25)) / 5)
+    assert found.num_samples == 2
 
 
 def test_compiling_ahead_trains_nothing_draws_nothing_and_takes_no_batch(training: Training) -> None:

@@ -185,6 +185,21 @@ def test_the_first_step_of_adafactor_by_hand() -> None:
     torch.testing.assert_close(matrix.detach(), torch.tensor([[-0.1, 0.1], [-0.1, -0.1]]))
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("shape", [(1,), (2, 3)])
+def test_adafactors_second_moment_decays_with_the_step(shape: tuple[int, ...], capturable: bool) -> None:
+    """Three steps by hand: v' = b v + (1 - b) g^2 with b = 1 - step^-0.8, of gradients too small to clip."""
+    weight = nn.Parameter(torch.ones(shape))
+    optimizer = Adafactor([weight], lr=0.1, capturable=capturable)
+    left = []
+    for gradient in (1.0, 0.5, 0.25):
+        weight.grad = torch.full(shape, gradient)
+        optimizer.step()
+        left.append(float(weight.detach().flatten()[0]))
+    # b is 0, 0.425651 and 0.584756; v is 1, 0.569238 and 0.358818; g / sqrt(v) 1, 0.662709 and 0.417353.
+    assert left == pytest.approx([0.9, 0.833729, 0.791994], abs=2e-6)
+
+
 def test_an_update_that_jumps_is_scaled_down() -> None:
     weight = nn.Parameter(torch.zeros(4))
     optimizer = Adafactor([weight], lr=1.0)

@@ -129,17 +129,10 @@ def read_bytes(path: Path, data: bytes) -> RankRecord:
 
 def all_lines(record: RankRecord) -> list[Line]:
     """What is in `record`, by kind in KINDS' order."""
-    ends = [record.end] if record.end else []
-    return [
-        *record.phases,
-        *record.steps,
-        *record.blocks,
-        *record.evals,
-        *record.checks,
-        *record.devices,
-        *record.profiles,
-        *ends,
-    ]
+    kinds = ("phases", "steps", "blocks", "evals", "checks", "devices", "profiles")
+    return [line for kind in kinds for line in getattr(record, kind)] + [record.end] * (
+        record.end is not None
+    )
 
 
 # What is written is read again.
@@ -165,23 +158,10 @@ def test_a_written_record_is_read_again(tmp_path: Path, suffix: str) -> None:
     assert not record.truncated
 
 
-def test_newer_keys_of_a_header_are_read_where_they_are(tmp_path: Path) -> None:
-    identity = {"digest": "ab", "generator": None, "generator_version": None, "tokenizer": "bytes"}
-    record = read_record(write(tmp_path / "a.jsonl", data_identity=identity, num_data_workers=4))
-    assert (record.header["data_identity"], record.header["num_data_workers"]) == (identity, 4)
-    assert read_record(write(tmp_path / "b.jsonl", data_identity=None)).header["data_identity"] is None
-
-
 def test_a_step_line_lacks_what_there_is_without_loss_scaling(tmp_path: Path) -> None:
     step = Step(step=1, step_time_s=0.1, data_wait_s=0.0, loss=None, num_samples=1, num_tokens=0)
     scaled = replace(step, step=2, loss_scale=2.0, skipped=True)
-    path = tmp_path / "a.jsonl"
-    writer = RecordWriter(path)
-    writer.write_header(HEADER)
-    for line in (step, scaled):
-        writer.add(line)
-    writer.flush()
-    writer.close()
+    path = write(tmp_path / "a.jsonl", (step, scaled))
     first, second = (json.loads(text) for text in path.read_text().splitlines()[1:])
     assert "loss" in first and not first.keys() & {"loss_scale", "skipped"}
     assert (second["loss_scale"], second["skipped"]) == (2.0, True)
@@ -343,18 +323,14 @@ def test_a_foreign_file_is_named_with_its_first_line(tmp_path: Path, suffix: str
 #: Number of the line in `sound`, what is changed in it, and a word of the refusal.
 SENSELESS = [
     (1, {"attempt": 0}, "attempt"),
-    (1, {"rank": 1}, "rank 1"),
     (1, {"num_nodes": 2}, "2 nodes"),
     (1, {"batch_size_per_gpu": True}, "batch_size_per_gpu"),
-    (1, {"batch_size_per_gpu": 2**63}, "batch_size_per_gpu"),
-    (1, {"seed": -1}, "seed"),
     (1, {"started_at": "2026-11-01T12:00:00"}, "started_at"),
     (1, {"workload": {"name": "vit-tiny"}}, "sample_unit"),
     (1, {"schema": 3}, "schema 3"),
     (1, {"data_identity": {"digest": "ab"}}, "generator"),
     (1, {"machine": {**HEADER["machine"], "memory_gib": math.nan}}, "not a fastlaunch record"),
     (2, {"kind": "stride"}, "unknown kind"),
-    (2, {"seconds": -1.0}, "seconds"),
     (2, {"seconds": 10**400}, "seconds"),
     (2, {"step": 7}, "after step 7"),
     (4, {"step": 2}, "step 2 after step 0"),
@@ -362,9 +338,7 @@ SENSELESS = [
     (4, {"num_samples": 2.0}, "num_samples"),
     (4, {"more": 1}, "unknown field 'more'"),
     (7, {"first_step": 2}, "block from step 2"),
-    (7, {"last_step": 4}, "block to step 4"),
     (7, {"wall_s": 0}, "wall_s"),
-    (13, {"passed": 1}, "passed"),
     (14, {"step": 7}, "after step 7"),
     (14, {"split": "train"}, "train"),
     (15, {"status": "fine"}, "status"),
@@ -424,14 +398,6 @@ def test_a_record_of_the_schema_before_is_read(sound: bytes, tmp_path: Path) -> 
 # The writer.
 
 
-def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
-    path = write(tmp_path / "record.jsonl")
-    before = path.read_bytes()
-    with pytest.raises(FileExistsError):
-        RecordWriter(path)
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize(("folder", "record"), [(0o700, 0o600), (0o755, 0o644), (0o2750, 0o640)])
 def test_a_record_is_as_private_as_its_folder(tmp_path: Path, folder: int, record: int) -> None:
     tmp_path.chmod(folder)
@@ -458,6 +424,10 @@ def test_a_resumed_attempt_counts_on(tmp_path: Path) -> None:
     lines = (step_line(5), step_line(6), Block(first_step=5, last_step=6, wall_s=0.2), LINES[-1])
     record = read_record(write(path, lines, first_step=5, attempt=2, rank=3, world_size=4))
     assert [step.step for step in record.steps] == [5, 6]
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        RecordWriter(path)
+    assert path.read_bytes() == before
 
 
 @pytest.fixture
@@ -474,13 +444,9 @@ def half_written(tmp_path: Path) -> Iterator[RecordWriter]:
     writer.close()
 
 
-def test_what_was_flushed_is_in_the_file_before_it_is_closed(half_written: RecordWriter) -> None:
-    record = read_record(half_written.path)
-    assert all_lines(record) == list(LINES[:6])
-    assert record.end is None and not record.truncated
-
-
 def test_a_full_disk_leaves_no_half_line_and_raises(half_written: RecordWriter) -> None:
+    record = read_record(half_written.path)
+    assert all_lines(record) == list(LINES[:6]) and record.end is None and not record.truncated
     # A limit on the file's size stands in for the disk: it too takes a part of what is written, then refuses.
     size = half_written.path.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -4,22 +4,21 @@ import importlib.metadata
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import toy
 
 from fastlaunch_train.checks.runs_here import (
     check_runs_here,
     check_runs_on,
     installed_version,
     runnable_recipes,
-    te_scaling_problem,
     this_machine,
 )
 from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.recipes.requirements import (
     EXTRAS,
     TORCHAO_RELEASE,
@@ -93,7 +92,6 @@ def test_what_runs_on_which_gpu() -> None:
     assert (
         runs(machine((7, 0))) == runs(machine((7, 5))) == EVERYTHING - TE - FP8 - FUSED - COMPILED - {"tf32"}
     )
-    assert missing_part(resolve_recipe("compile", ["precision=fp16"]), machine((7, 5))) is None
     assert runs(machine((8, 0))) == EVERYTHING - FP8
     assert runs(machine((8, 9))) == EVERYTHING - HOPPER - {"te-mxfp8"}
     assert runs(machine((9, 0))) == EVERYTHING - {"te-mxfp8"}
@@ -144,33 +142,28 @@ def test_the_missing_part_is_named(recipe: str, on: Capabilities, words: str) ->
     assert words in (missing_part(RECIPES[recipe], on) or "")
 
 
-@pytest.mark.parametrize("label", ["fp32", "bf16", "jit-script", "library", "ort precision=fp32"])
-def test_what_an_old_torch_has_is_enough_for(label: str) -> None:
-    name, *overrides = label.split()
-    old = machine(None, versions={"torch": (2, 3, 1)}, unusable={"torch_ort": None})
-    assert missing_part(resolve_recipe(name, overrides), old) is None
+OLD = machine(None, versions={"torch": (2, 3, 1)}, unusable={"torch_ort": None})
 
 
-def test_what_a_cpu_lacks_a_gpu_may_have() -> None:
-    assert missing_part(RECIPES["fsdp2"], machine((9, 0), versions={"torch": (2, 6, 0)})) is None
-
-
-def test_versions_of_no_known_form_are_not_refused() -> None:
-    unknown = machine((9, 0), versions={"transformer_engine": (), "deepspeed": ()})
-    assert missing_part(RECIPES["zero1"], unknown) is None
+@pytest.mark.parametrize(
+    ("label", "on"),
+    [
+        *((label, OLD) for label in ("fp32", "bf16", "jit-script", "library", "ort precision=fp32")),
+        ("compile precision=fp16", machine((7, 5))),
+        # What a CPU lacks a GPU may have.
+        ("fsdp2", machine((9, 0), versions={"torch": (2, 6, 0)})),
+        # Versions of no known form are not refused.
+        ("zero1", machine((9, 0), versions={"transformer_engine": (), "deepspeed": ()})),
+    ],
+)
+def test_what_is_there_is_enough(label: str, on: Capabilities) -> None:
+    assert missing_part(toy.recipe_of(label), on) is None
 
 
 NEAREST = [
     ("te-mxfp8", machine((9, 0)), "te-fp8-block"),
-    ("te-fp8-block", machine((9, 0), cuda=(12, 8)), "te-fp8"),
-    ("te-fp8", machine((8, 0)), "te-bf16"),
     ("te-fp8", machine((9, 0), unusable={"transformer_engine": "no"}), "fp8-fused"),
-    ("te-bf16", machine(None), "bf16"),
-    ("te-article", machine(None), "bf16"),
-    ("te-article-fp8", machine((8, 0)), "te-article"),
     ("ao-fp8", machine((9, 0), without=("torchao",)), "compile"),
-    ("tf32", machine(None), "fp32"),
-    ("zero2", machine(None, without=("deepspeed",)), "fsdp2"),
     ("ort", machine((8, 0)), "fp16"),
     ("compile compile_backend=nothing", machine(None, compile_problem=only_inductor), "compile"),
 ]
@@ -178,9 +171,8 @@ NEAREST = [
 
 @pytest.mark.parametrize(("label", "on", "nearest"), NEAREST)
 def test_the_stand_in_that_runs_is_named(label: str, on: Capabilities, nearest: str) -> None:
-    name, *overrides = label.split()
     with pytest.raises(RecipeError, match="cannot run here: ") as caught:
-        check_runs_on(resolve_recipe(name, overrides), on)
+        check_runs_on(toy.recipe_of(label), on)
     assert (caught.value.hint or "").startswith(f"the nearest recipe that runs here is {nearest}: ")
 
 
@@ -221,23 +213,6 @@ def test_a_cpu_says_what_is_missing_and_what_runs() -> None:
         check_runs_here(RECIPES["te-fp8"], CPU)
     assert "(all that run: fp32, bf16, fp16, " in (caught.value.hint or "")
     check_runs_here(RECIPES["fp16"], CPU)
-
-
-@pytest.mark.parametrize("where", ["quantization", "fp8"])  # since release 2.9, and before
-def test_transformer_engine_says_which_scalings_it_refuses(where: str) -> None:
-    functions = {
-        "check_fp8_support": lambda: (True, ""),
-        "check_fp8_block_scaling_support": lambda: (False, "requires Hopper"),
-    }
-
-    def load(module: str) -> Any:
-        if module == f"transformer_engine.pytorch.{where}":
-            return SimpleNamespace(**functions)
-        raise ImportError(module)
-
-    assert te_scaling_problem("delayed", load) is None
-    assert te_scaling_problem("block", load) == "requires Hopper"
-    assert te_scaling_problem("mxfp8", load) is None, "it says nothing, and is tried"
 
 
 def test_extras_exist_and_install_what_recipes_take() -> None:

@@ -1,24 +1,28 @@
-"""Transformer Engine's block from timm's: arguments and weights, without Transformer Engine."""
+"""What Transformer Engine's blocks are asked for, without it; tests/gpu has what they compute."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from te_fakes import FakeLayer, timm_weights_from_te
 from torch import nn
 
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.models.te_blocks import (
+    CUDNN_NORM_SWITCHES,
+    TransformerEngineBlock,
+    UnpackQKV,
     article_arguments,
-    replace_blocks,
+    prefer_cudnn_norm,
     replace_with_article_blocks,
     te_arguments,
-    te_block_from_timm,
 )
+from fastlaunch_train.models.te_fp8 import fp8_recipe, nested
 from fastlaunch_train.recipes.recipe import RecipeError
-from fastlaunch_train.workloads.contract import load_workload
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 WIDTH, HIDDEN = 32, 96
 
@@ -33,11 +37,15 @@ def timm_vit() -> Any:
 
 
 def timm_block(**changes: Any) -> nn.Module:
-    torch.manual_seed(0)
     arguments = {"num_heads": 4, "mlp_ratio": 3.0, "qkv_bias": True} | changes
     block: nn.Module = timm_vit().Block(WIDTH, **arguments)
-    for parameter in block.parameters():  # biases start at 0 and norms at 1, which would hide a mix-up
-        nn.init.normal_(parameter, std=0.3)
+    return block
+
+
+def with_parts(**parts: nn.Module) -> nn.Module:
+    block = timm_block()
+    for name, part in parts.items():
+        setattr(block, name, part)
     return block
 
 
@@ -66,80 +74,39 @@ def test_what_differs_from_the_defaults_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("block", "word"),
     [
-        ({"init_values": 1e-5}, "ls1"),
-        ({"qk_norm": True}, "attn.q_norm"),
-        ({"qkv_bias": False}, "attn.qkv.bias"),
-        ({"proj_drop": 0.1}, "dropout after the activation"),
-        ({"act_layer": nn.ReLU}, "ReLU"),
-        ({"norm_layer": lambda *by, **more: timm_vit().RmsNorm(*by, **more)}, "norm1"),
-        ({"mlp_layer": lambda **more: timm_vit().SwiGLU(**more)}, "mlp"),
+        (lambda: timm_block(init_values=1e-5), "ls1"),
+        (lambda: timm_block(qk_norm=True), "attn.q_norm"),
+        (lambda: timm_block(qkv_bias=False), "attn.qkv.bias"),
+        (lambda: timm_block(proj_drop=0.1), "dropout after the activation"),
+        (lambda: timm_block(act_layer=nn.ReLU), "ReLU"),
+        (lambda: timm_block(norm_layer=lambda *by, **more: timm_vit().RmsNorm(*by, **more)), "norm1"),
+        (lambda: timm_block(mlp_layer=lambda **more: timm_vit().SwiGLU(**more)), "mlp"),
+        (lambda: with_parts(drop_path2=timm_vit().DropPath(0.3)), "drop path rates"),
+        (
+            lambda: with_parts(
+                drop_path1=timm_vit().DropPath(0.3, scale_by_keep=False),
+                drop_path2=timm_vit().DropPath(0.3, scale_by_keep=False),
+            ),
+            "without rescaling",
+        ),
+        (lambda: with_parts(norm2=nn.LayerNorm(WIDTH, eps=1e-3)), "different epsilons"),
+        (lambda: timm_vit().ResPostBlock(WIDTH, 4, qkv_bias=True), "cannot replace"),
+        (lambda: timm_vit().ParallelScalingBlock(WIDTH, 4, qkv_bias=True), "cannot replace"),
+        (lambda: nn.TransformerEncoderLayer(WIDTH, 4), "cannot replace"),
     ],
 )
-def test_a_block_that_computes_something_else_is_refused(arguments: dict[str, Any], word: str) -> None:
+def test_a_block_that_computes_something_else_is_refused(block: Callable[[], nn.Module], word: str) -> None:
     with pytest.raises(RecipeError, match=word):
-        te_arguments(timm_block(**arguments))
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"drop_path2": lambda: timm_vit().DropPath(0.3)},
-        dict.fromkeys(("drop_path1", "drop_path2"), lambda: timm_vit().DropPath(0.3, scale_by_keep=False)),
-        {"norm2": lambda: nn.LayerNorm(WIDTH, eps=1e-3)},
-    ],
-)
-def test_a_changed_block_is_refused(parts: dict[str, Callable[[], nn.Module]]) -> None:
-    block = timm_block()
-    for name, part in parts.items():
-        setattr(block, name, part())
-    with pytest.raises(RecipeError, match="cannot replace"):
-        te_arguments(block)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        lambda: timm_vit().ResPostBlock(WIDTH, 4, qkv_bias=True),
-        lambda: timm_vit().ParallelScalingBlock(WIDTH, 4, qkv_bias=True),
-        lambda: nn.TransformerEncoderLayer(WIDTH, 4),
-    ],
-)
-def test_other_kinds_of_block_are_refused(block: Callable[[], nn.Module]) -> None:
-    with pytest.raises(RecipeError, match="cannot replace"):
         te_arguments(block())
 
 
-def test_the_block_computes_what_timms_does() -> None:
-    block = timm_block().double()
-    twin = te_block_from_timm(block, layer_factory=FakeLayer).double()
-    x = torch.randn(3, 5, WIDTH, dtype=torch.float64)
-    torch.testing.assert_close(twin(x), block(x))
-    assert twin.layer.arguments["layer_number"] == 1
-
-
 def test_masked_attention_is_refused_rather_than_ignored() -> None:
-    twin = te_block_from_timm(timm_block(), layer_factory=FakeLayer)
-    x = torch.randn(1, 5, WIDTH)
-    with pytest.raises(RecipeError, match="masks its attention"):
-        twin(x, attn_mask=torch.ones(5, 5))
-    with pytest.raises(RecipeError, match="masks its attention"):
-        twin(x, is_causal=True)
-
-
-def test_blocks_are_replaced_inside_a_model_that_then_computes_the_same() -> None:
-    workload = load_workload("vit-tiny")
-    assert workload.blocks is not None
-    model = workload.build_model().eval()
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        before = model(images)
-        replace_blocks(model, workload.blocks(model), layer_factory=FakeLayer)
-        torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-5)
-    blocks = workload.blocks(model)
-    assert [block.layer.arguments["layer_number"] for block in blocks] == [1, 2, 3, 4]
-    assert not any(block.training for block in blocks)
+    block, x = TransformerEngineBlock(nn.Identity()), torch.randn(1, 5, WIDTH)
+    for mask in ({"attn_mask": torch.ones(5, 5)}, {"is_causal": True}):
+        with pytest.raises(RecipeError, match="masks its attention"):
+            block(x, **mask)
 
 
 def test_the_articles_layer_is_given_sizes_alone() -> None:
@@ -153,23 +120,76 @@ def test_the_articles_layer_is_given_sizes_alone() -> None:
         replace_with_article_blocks(nn.ModuleList([nn.Linear(3, 3)]))
 
 
-def test_the_articles_blocks_have_transformer_engines_defaults_and_their_own_weights() -> None:
-    model = load_workload("vit-tiny").build_model().eval()
-    before = model.state_dict()
-    replace_with_article_blocks(model.blocks, layer_factory=FakeLayer)
-    for block in model.blocks:
-        assert not block.training
-        assert block.layer.arguments["layernorm_epsilon"] == 1e-5
-        weights = timm_weights_from_te(dict(block.layer.named_parameters()))
-        assert not any(torch.equal(weights["mlp.fc1.weight"], value) for value in before.values())
+def test_the_recipe_object_is_of_the_recipes_scaling_and_others_do_not_load_transformer_engine() -> None:
+    module = SimpleNamespace(
+        Format=SimpleNamespace(HYBRID="hybrid", E4M3="e4m3"),
+        DelayedScaling=lambda **arguments: ("delayed", arguments),
+        Float8BlockScaling=lambda **arguments: ("block", arguments),
+    )
+    delayed = resolve_recipe("te-article-fp8", ["amax_history=16"])
+    arguments = {"fp8_format": "hybrid", "amax_history_len": 16, "amax_compute_algo": "max"}
+    assert fp8_recipe(delayed, lambda name: module) == ("delayed", arguments)
+    assert fp8_recipe(RECIPES["te-fp8-block"], lambda name: module) == ("block", {"fp8_format": "e4m3"})
+    for other in ("bf16", "te-bf16", "ao-fp8", "ao-fp8-rowwise"):
+        assert fp8_recipe(RECIPES[other], {}.__getitem__) is None
 
 
-def test_the_articles_block_attends_to_the_images_before() -> None:
-    model = load_workload("vit-tiny").build_model().eval()
-    replace_with_article_blocks(model.blocks, layer_factory=FakeLayer)
-    x = torch.randn(5, 6, 64)
-    changed = x.clone()
-    changed[2] = torch.randn(6, 64)
-    with torch.no_grad():
-        differs = (model.blocks[0](x) != model.blocks[0](changed)).flatten(1).any(1)
-    assert differs.tolist() == [False, False, True, True, True]
+def test_contexts_are_entered_in_order_and_left() -> None:
+    log: list[str] = []
+
+    @contextlib.contextmanager
+    def named(name: str) -> Iterator[None]:
+        log.append(name)
+        yield
+        log.append(f"{name} left")
+
+    make = nested(lambda: named("outer"), lambda: named("inner"))
+    for _ in range(2):  # a fresh one each time
+        with make():
+            log.append("inside")
+    assert log == ["outer", "inner", "inside", "inner left", "outer left"] * 2
+
+
+BATCH, TOKENS, HEADS, HEAD_DIM = 2, 5, 3, 4
+SHAPE = {-3: (BATCH, TOKENS, 3, HEADS, HEAD_DIM), -2: (BATCH, TOKENS, HEADS, 3, HEAD_DIM)}
+
+
+class _Gradients(torch.autograd.Function):
+    """Something of q, k and v whose gradients are written as slices of one buffer, or apart."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, dim, together):
+        ctx.dim, ctx.together = dim, together
+        return q.sum() + k.sum() + v.sum()
+
+    @staticmethod
+    def backward(ctx, _):
+        gradient = torch.arange(float(torch.Size(SHAPE[ctx.dim]).numel())).view(SHAPE[ctx.dim])
+        slices = gradient.unbind(ctx.dim)
+        if not ctx.together:
+            slices = tuple(part.clone() for part in slices)
+        BUFFERS.append(gradient.untyped_storage())
+        return (*slices, None, None)
+
+
+#: Kept: a buffer that is free could be where the next one is made.
+BUFFERS: list[torch.UntypedStorage] = []
+
+
+@pytest.mark.parametrize("dim", [-3, -2])
+@pytest.mark.parametrize("together", [True, False])
+def test_the_packed_gradient_is_that_of_q_k_and_v_and_is_copied_only_where_it_must_be(dim, together):
+    packed = torch.randn(SHAPE[dim], requires_grad=True)
+    seen = []
+    packed.register_hook(seen.append)
+    q, k, v = UnpackQKV.apply(packed, dim)
+    assert {part.untyped_storage().data_ptr() for part in (q, k, v)} == {packed.untyped_storage().data_ptr()}
+    _Gradients.apply(q, k, v, dim, together).backward()
+    assert torch.equal(packed.grad, torch.arange(float(packed.numel())).view(SHAPE[dim]))
+    assert (seen[0].untyped_storage().data_ptr() == BUFFERS[-1].data_ptr()) == together
+
+
+def test_what_the_user_says_of_layer_norm_stays():
+    environ = {CUDNN_NORM_SWITCHES[0]: "0"}
+    prefer_cudnn_norm(environ)
+    assert environ == {CUDNN_NORM_SWITCHES[0]: "0", CUDNN_NORM_SWITCHES[1]: "1"}

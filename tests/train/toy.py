@@ -29,6 +29,21 @@ WIDTH = 16
 CLASSES = 5
 
 
+class Lines(list[Any]):
+    """A record that is not written."""
+
+    add = list.append
+
+    def flush(self) -> None:
+        pass
+
+
+def recipe_of(label: str) -> Recipe:
+    """The recipe of `NAME FIELD=VALUE ...`."""
+    name, *overrides = label.split()
+    return resolve_recipe(name, overrides)
+
+
 class Block(nn.Module):
     """A residual block with a norm."""
 

@@ -181,6 +181,19 @@ def compiled() -> Workload:
     return evaluated(build_model=Classifier)
 
 
+class WrongWhenCompiled(nn.Linear):
+    """Half as large again once it is compiled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return 1.5 * y if torch.compiler.is_compiling() else y
+
+
+def compiled_wrong() -> Workload:
+    """A model that a compiler gets wrong, as far as its outputs tell."""
+    return workload(build_model=lambda: WrongWhenCompiled(NUM_FEATURES, NUM_CLASSES))
+
+
 def no_held_out_batch() -> Workload:
     return evaluated(held_out=lambda request, split: iter(()))
 
