@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from attempt_builders import attempt_with
 
-from fastlaunch.ledger.attempt_cost import attempt_cost, minutes_used, total_cost
+from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text, minutes_used, total_cost
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.describe import ceiling_usd
 
@@ -55,6 +55,12 @@ def test_cost_of_an_attempt(attempt: Attempt, usd: float | None, is_final: bool,
     cost = attempt_cost(attempt, LATER)
     assert (cost.usd, cost.is_final, cost.text) == (usd, is_final, text)
     assert cost.sunk_usd == attempt.billing.sunk_usd
+
+
+def test_the_cost_in_a_training_plan_says_that_it_was_paid_for_before() -> None:
+    cost = attempt_cost(ended(1800), LATER)
+    assert [cost_text(cost, spec) for spec in (None, {}, {"training_plan": None})] == ["$18.00"] * 3
+    assert "paid for before" in cost_text(cost, {"training_plan": "arn:x"})
 
 
 def test_the_ceiling_of_what_is_under_way_is_the_one_that_submit_showed() -> None:
