@@ -1,8 +1,5 @@
 """A small run of the tools in tests/benchmarks that no other test runs, so that none breaks unseen."""
 
-import csv
-import io
-import lzma
 from statistics import fmean, mean
 
 import pytest
@@ -10,7 +7,7 @@ import pytest
 from benchmarks import bench, prediction, regret, script_cost, step_profile, sweeps
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT
 
-PUBLISHED = list(csv.DictReader(io.StringIO(lzma.decompress(TRAINING_THROUGHPUT.read_bytes()).decode())))
+PUBLISHED = prediction.read_rows(TRAINING_THROUGHPUT)
 
 
 def test_sweeps_of_a_few_small_matrices_cost_a_part_of_all_runs() -> None:

@@ -11,7 +11,6 @@ their range, how wide it is, and baselines. docs/method.md quotes it.
 import argparse
 import csv
 import datetime
-import io
 import lzma
 import math
 import random
@@ -47,6 +46,12 @@ LEFT_OUT: Mapping[str, Callable[[Config], object]] = {
     "model": lambda c: c.workload,
     "generation": lambda c: c.generation,
 }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file such as `TRAINING_THROUGHPUT`, as text."""
+    with lzma.open(path, "rt", encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +244,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=8)
     options = parser.parse_args()
     for path in options.files:
-        rows = list(csv.DictReader(io.StringIO(lzma.decompress(path.read_bytes()).decode())))
+        rows = read_rows(path)
         print(f"{path.name}: {len(rows)} rows, {options.folds} folds, {datetime.date.today()}\n")
         print(one_at_a_time(rows), end="\n\n", flush=True)
         print(table(cases(rows, options.folds)), end="\n\n", flush=True)

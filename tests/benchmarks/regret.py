@@ -11,11 +11,8 @@ it costs per sample above the cheapest. docs/method.md quotes it.
 """
 
 import argparse
-import csv
 import datetime
-import io
 import itertools
-import lzma
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +23,7 @@ from statistics import mean
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.prediction import bandwidth, baselines
+from benchmarks.prediction import bandwidth, baselines, read_rows
 from fastlaunch.analysis.anchors import Config, read_anchors
 from fastlaunch.analysis.predict import Fit, Predictor, best_guess, features_of
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT, identify
@@ -174,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, default=[TRAINING_THROUGHPUT])
     for path in parser.parse_args().files:
-        rows = list(csv.DictReader(io.StringIO(lzma.decompress(path.read_bytes()).decode())))
+        rows = read_rows(path)
         made = list(picks(rows))
         print(f"{path.name}: {len(rows)} rows, {datetime.date.today()}\n")
         print(table(made), end="\n\n")

@@ -12,10 +12,7 @@ that ran on several types of GPU that EC2 sells.
 """
 
 import argparse
-import csv
 import datetime
-import io
-import lzma
 import math
 import random
 from collections import defaultdict
@@ -28,6 +25,7 @@ from statistics import fmean, median
 
 from tabulate import tabulate
 
+from benchmarks.prediction import read_rows
 from fastlaunch.analysis.anchors import Refusal, config_of, read
 from fastlaunch.analysis.differences import RunTime
 from fastlaunch.analysis.elimination import SweptCell, eliminate, next_places, predict_cells
@@ -266,7 +264,7 @@ def simulate(size: tuple[int, int], noise: Noise, *, draws: int, seed: int = 0) 
 def simulate_published(path: Path, noise: Noise, *, draws: int, seed: int = 0) -> list[Outcome]:
     """Return what about `draws` sweeps of the matrices of a file came to, each as often as the others."""
     rng = random.Random(f"{seed} {path.name} {noise.name}")
-    rows = list(csv.DictReader(io.StringIO(lzma.decompress(path.read_bytes()).decode())))
+    rows = read_rows(path)
     matrices = published(rows)
     times = math.ceil(draws / len(matrices))
     return [swept(matrix, noise, rng) for matrix in matrices for _ in range(times)]
