@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis.anchors import Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
@@ -26,6 +26,9 @@ from fastlaunch.measure.summary import Interval, Setup
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import in_parts
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
+
+if TYPE_CHECKING:
+    from fastlaunch.analysis.predict import Prediction
 
 #: The probability of ranges, and the normal quantile for it.
 IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
@@ -449,7 +452,7 @@ class Finder:
         """Return the rate of one node of each query, by published runs and the workload's own."""
         if not queries:
             return []
-        from fastlaunch.analysis.predict import Prediction, Predictor
+        from fastlaunch.analysis.predict import Prediction
 
         subject = self._subject
         anchors = [*self._anchors, *near_anchors(self._published(), subject)]
@@ -467,7 +470,7 @@ class Finder:
             )
             configs.append(replace(config, year=newest))
         rates: list[Rate | str] = []
-        for config, answer in zip(configs, Predictor(anchors).predict(configs), strict=True):
+        for config, answer in zip(configs, _predictions(tuple(anchors), tuple(configs)), strict=True):
             if not isinstance(answer, Prediction):
                 rates.append(answer)
                 continue
@@ -570,6 +573,14 @@ class Finder:
         if not logs:
             return NODE_EFFICIENCY, "an assumption"
         return min(1.0, math.exp(sum(logs) / len(logs))), "as measured on other nodes"
+
+
+# A sweep, and Python, ask again for what was predicted already.
+@functools.lru_cache(maxsize=64)
+def _predictions(anchors: tuple[Anchor, ...], configs: tuple[Config, ...]) -> "list[Prediction | str]":
+    from fastlaunch.analysis.predict import Predictor
+
+    return Predictor(anchors).predict(configs)
 
 
 def _node(query: Query) -> tuple[object, ...]:

@@ -12,12 +12,14 @@ row has no interval.
 """
 
 import csv
+import functools
 import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, get_args, get_type_hints
 
 from msgspec import Meta, ValidationError, convert
@@ -76,24 +78,29 @@ def shipped_figures() -> tuple[Path, ...]:
     return tuple(sorted(Path(__file__).with_name("published_figures").glob("*.csv")))
 
 
-def shipped_summaries(workload: str | None = None) -> dict[str, RunSummary]:
+@functools.cache
+def shipped_summaries(workload: str | None = None) -> Mapping[str, RunSummary]:
     """Return the shipped summaries by run id. workload: None for all workloads.
 
     They are in measurements/summaries.json beside the records, which would take seconds to read;
     `python -m benchmarks.keep`, in tests, rewrites the file.
     """
-    return read_summaries(shipped("measurements") / SUMMARIES, workload)
+    return MappingProxyType(read_summaries(shipped("measurements") / SUMMARIES, workload))
 
 
 def shipped_runs(workload: str) -> dict[str, RunSummary]:
     """Return the workload's shipped summaries and published rows by run id."""
-    figures = {
+    figures = {id: row for id, row in _shipped_rows().items() if row.setup.workload == workload}
+    return {**shipped_summaries(workload), **figures}
+
+
+@functools.cache
+def _shipped_rows() -> Mapping[str, RunSummary]:
+    return {
         f"{path.stem}-{number}": row
         for path in shipped_figures()
         for number, row in enumerate(read_published(path), start=1)
-        if row.setup.workload == workload
     }
-    return shipped_summaries(workload) | figures
 
 
 def read_summaries(path: Path, workload: str | None = None) -> dict[str, RunSummary]:
