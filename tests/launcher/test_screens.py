@@ -1,4 +1,4 @@
-"""What the first commands show on screens of 80, 120 and 200 columns: golden texts, and their limits.
+"""What the commands show on screens of 80, 120 and 200 columns: golden texts, and their limits.
 
 To write the texts anew after a change that is meant: python tests/launcher/test_screens.py
 """
@@ -6,37 +6,66 @@ To write the texts anew after a change that is meant: python tests/launcher/test
 import datetime
 import io
 import os
+import random
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_summaries import PLAIN, changed
+from fake_train.launcher import app_context
 from test_watch import MANY, view
 
 from fastlaunch.cli.demo import of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.cli.watch import screen_lines
+from fastlaunch.core.home import LEDGER_NAME
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.ledger.ledger import open_ledger
-from fastlaunch.lifecycle.world import default_context
+from fastlaunch.jobs.job import Job
+from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.measure.published import shipped_summaries
+from fastlaunch.measure.summary import StepProfile
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.records import Check, Eval
 
 GOLDEN = Path(__file__).parents[1] / "screens"
 WIDTHS = (80, 120, 200)
+OWN = "20261121-090312-k3f9"
+CHARGED = "--price-as p5en.48xlarge:1/8 --prices-as-of 2026-11-21"
+PLACES = "--instance p5.48xlarge,p5en.48xlarge --region us-east-1,eu-north-1"
 COMMANDS = {
-    "compare": "compare --price-as p5en.48xlarge:1/8 --prices-as-of 2026-11-21",
+    "compare": f"compare {CHARGED}",
+    "compare-all": f"compare {CHARGED} --all",
+    "compare-why": f"compare {CHARGED} --why compile",
     "demo": "demo",
     "recommend": "recommend --workload vit-huge --samples 100M --prices-as-of 2026-07-20 --steps-only"
     " --measured-only --batch-equivalent --allow-unverified --exclude-recipe fp8-fused",
     "dry-run": "submit --instance p5.48xlarge --dry-run",
+    "dry-run-places": f"submit {PLACES} --recipe bf16,te-fp8 --repeats 2 --no-account-timer --dry-run",
+    "dry-run-nodes": "submit --instance p5.48xlarge --num-nodes 4 --dry-run",
+    "dry-run-sagemaker": "submit --instance ml.p5.48xlarge,ml.p4d.24xlarge --dry-run",
     "submit-help": "submit --help",
+    "sweep": "sweep --instance p4d.24xlarge,p5.48xlarge,g6e.12xlarge --recipe bf16,te-fp8 --until-best"
+    " --max-cost 200 --dry-run",
+    "recipes": "recipes",
+    "recipe": "recipes te-fp8",
+    "prices": "prices --instance p5* --region us-east-1 --as-of 2026-11-21",
+    "runs-list": "runs list",
+    "runs-show": f"runs show {OWN}",
+    "status": f"status {OWN}",
 }
 #: A moment of `watch`, which on a terminal has no end: a run that trains, one that waits, one that failed.
 MOMENT = "watch"
 #: Prose: on a wider screen it is the same.
-UP_TO_120 = ("dry-run", "submit-help")
+UP_TO_120 = (
+    *("dry-run", "dry-run-places", "dry-run-nodes", "dry-run-sagemaker", "submit-help", "sweep"),
+    *("recipe", "status"),
+)
 MAX_LINES = 40
+#: Details that were asked for.
+LONG = ("compare-all", "recipes", "submit-help", "runs-show")
 #: Which decides how old prices are.
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
@@ -45,38 +74,88 @@ def golden(name: str, width: int) -> Path:
     return GOLDEN / f"{name}-{min(width, 120) if name in UP_TO_120 else width}.txt"
 
 
-def screen(name: str, width: int) -> str:
-    """Return stdout and stderr of the command at `width` columns; its ledger has the shipped H200 set."""
-    os.environ["COLUMNS"] = str(width)
-    if name == MOMENT:
-        return "".join(f"{line}\n" for line in screen_lines(view(*MANY, cost_usd=33.1), width, 24))
-    if name == "compare":
-        with open_ledger(load_settings()) as ledger:
-            runs = of_one_gpu(shipped_summaries())
-            ledger.add_imported(
-                [(summary, Path("records")) for summary in runs.values()],
-                submission_id=ledger.add_submission("fastlaunch runs import"),
-                run_ids=list(runs),
-            )
-    shown = io.StringIO()
-    with redirect_stdout(shown), redirect_stderr(shown):
-        argv = tuple(COMMANDS[name].split())
-        assert run([*argv], replace(default_context(argv), now=lambda: NOW)) == 0
-    return shown.getvalue()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", (*COMMANDS, MOMENT))
-def test_a_screen_is_the_golden_one(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "")
-    shown = screen(name, width)
-    assert shown == golden(name, width).read_text(encoding="utf-8")
-    lines = shown.splitlines()
-    # A command is left whole, to be copied.
-    assert (
-        max(len(line) for line in lines if not line.startswith(("next: ", "train: ", "measure: "))) <= width
+def fill(ledger: Ledger, name: str) -> None:
+    """Give the screen the shipped H200 set, or a run of this machine with all that a run may have."""
+    if name.startswith("compare"):
+        runs = of_one_gpu(shipped_summaries())
+        ledger.add_imported(
+            [(summary, Path("records")) for summary in runs.values()],
+            submission_id=ledger.add_submission("fastlaunch runs import"),
+            run_ids=list(runs),
+        )
+    if not name.startswith(("runs", "status")):
+        return
+    scored = {"num_samples": 500, "seconds": 2.5, "metric": "accuracy"}
+    parts = {"data": 0.003, "forward": 0.04, "backward": 0.06, "communication": 0.015, "other": 0.002}
+    summary = changed(
+        PLAIN,
+        recipe="compile",
+        evals=(
+            Eval(step=100, split="validation", loss=None, metric_value=0.5, **scored),
+            Eval(step=150, split="validation", loss=None, has_loss=False, metric_value=0.75, **scored),
+            Eval(step=200, split="test", weights="best", loss=0.25, metric_value=0.9125, **scored),
+        ),
+        checks=(
+            Check(name="equivalence", passed=True, value=0.00312, limit=0.01),
+            Check(name="isolation", passed=False, detail="28 other samples changed"),
+        ),
+        padding_fraction=0.125,
+        profile=StepProfile(num_steps=5, step_time_s=0.12, parts_s=parts, overlapped_communication_s=0.01),
     )
-    assert len(lines) <= MAX_LINES or name == "submit-help"
+    job = Job(workload="vit-huge", recipe=resolve_recipe("compile"), batch_size=64, steps=200, num_gpus=1)
+    ledger.add_run(
+        ledger.add_submission("fastlaunch submit --local --recipe compile"),
+        OWN,
+        spec=job.to_json(),
+        plan={"request": {"argv": ["python", "-m", "x y"]}},
+        workload="vit-huge",
+        recipe="compile",
+        backend="local",
+        directory=Path("records"),
+    )
+    ledger.set_state(OWN, RunState.RUNNING)
+    attempt, _ = ledger.add_attempt([OWN])
+    ledger.set_handle(attempt, {"pid": 5})
+    ledger.set_summary(OWN, summary)
+    ledger.set_state(OWN, RunState.COMPLETED)
+    ledger.end_attempt(attempt, RunState.COMPLETED)
+    ledger.add_imported(
+        [(changed(PLAIN, step_time_s=None, status="killed", final_loss=2.5), Path("records"))],
+        submission_id=ledger.add_submission("fastlaunch runs import"),
+        run_ids=["vit-huge-bf16-on-a-machine-with-a-long-name"],
+    )
+
+
+def screens(name: str) -> dict[int, str]:
+    """Return stdout and stderr of the command by the screen's columns."""
+    if name == MOMENT:
+        moment = view(*MANY, cost_usd=33.1)
+        return {width: "".join(f"{line}\n" for line in screen_lines(moment, width, 24)) for width in WIDTHS}
+    home = load_settings().home
+    home.mkdir(parents=True, exist_ok=True)
+    with Ledger(home / LEDGER_NAME, clock=lambda: NOW, randomness=random.Random(0)) as ledger:
+        fill(ledger, name)
+    found = {}
+    for width in WIDTHS:
+        os.environ["COLUMNS"] = str(width)
+        shown = io.StringIO()
+        with redirect_stdout(shown), redirect_stderr(shown):
+            argv = tuple(COMMANDS[name].split())
+            assert run([*argv], replace(app_context(*argv), now=lambda: NOW)) == 0
+        found[width] = shown.getvalue()
+    return found
+
+
+@pytest.mark.parametrize("name", (*COMMANDS, MOMENT))
+def test_a_screen_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "")
+    for width, shown in screens(name).items():
+        assert shown == golden(name, width).read_text(encoding="utf-8")
+        lines = shown.splitlines()
+        # A command is left whole, to be copied.
+        whole = ("next: ", "train: ", "measure: ", "command ", "fastlaunch ")
+        assert max(len(line) for line in lines if not line.lstrip().startswith(whole)) <= width
+        assert len(lines) <= MAX_LINES or name in LONG
 
 
 def test_no_golden_screen_is_left_over() -> None:
@@ -84,8 +163,8 @@ def test_no_golden_screen_is_left_over() -> None:
 
 
 if __name__ == "__main__":
-    for at in WIDTHS:
-        for each in (*COMMANDS, MOMENT):
-            with tempfile.TemporaryDirectory() as home:
-                os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": os.devnull}
-                golden(each, at).write_text(screen(each, at), encoding="utf-8")
+    for each in (*COMMANDS, MOMENT):
+        with tempfile.TemporaryDirectory() as home:
+            os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": os.devnull}
+            for at, text in screens(each).items():
+                golden(each, at).write_text(text, encoding="utf-8")
