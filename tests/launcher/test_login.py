@@ -68,7 +68,7 @@ def test_what_is_wrong_with_a_login_is_told_and_no_bug(
 ) -> None:
     name_profile(profile)
     with pytest.raises(CloudRefused) as raised:
-        Aws(attempts=1, login_timeout_s=2 if "sleep" in profile else 60).identity()
+        Aws(attempts=1, login_timeout_s=0.3 if "sleep" in profile else 60).identity()
     assert isinstance(raised.value, kind) and raised.value.exit_code == 3
     assert words in raised.value.message and "\n" not in raised.value.message and raised.value.hint
 
