@@ -59,6 +59,26 @@ def test_every_command_and_option_says_what_it_does() -> None:
     assert silent == []
 
 
+@pytest.mark.parametrize("path", [path for path, _ in commands()])
+def test_help_ends_with_examples_that_parse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("instance: p5.48xlarge\n", encoding="utf-8")
+    by_path = dict(commands())
+    _, _, shown = (by_path[path].epilog or "").partition("Examples:\n")
+    # They are indented by two more; a long one continues on the next line.
+    assert all(len(line) <= 78 for line in shown.splitlines())
+    lines = [line.strip() for line in shown.replace(" \\\n", " ").splitlines()]
+    assert lines
+    for what, line in zip(lines[::2], lines[1::2], strict=True):
+        assert what.startswith("# ")
+        assert line == path or line.startswith(f"{path} ") or isinstance(by_path[path], click.Group)
+        called = max((name for name in by_path if f"{line} ".startswith(f"{name} ")), key=len)
+        words = shlex.split(line)[len(called.split()) :]
+        by_path[called].make_context(called, words, **fastlaunch.context_settings)
+
+
 def command_lines(text: str) -> list[str]:
     """The `fastlaunch ...` command lines in the code blocks of a Markdown text, continued lines joined."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

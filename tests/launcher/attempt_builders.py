@@ -1,4 +1,4 @@
-"""Attempts as a ledger returns them, and in a ledger."""
+"""Runs and attempts as a ledger returns them, and in a ledger."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -7,9 +7,29 @@ from typing import Any
 from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
-from fastlaunch.ledger.rows import Attempt, Billing
+from fastlaunch.ledger.rows import Attempt, Billing, Run
 
 _BILLING = {field.name for field in fields(Billing)}
+
+
+def run_with(**changes: Any) -> Run:
+    """A run that trains on EC2."""
+    usual = Run(
+        id="run-a",
+        submission_id="s",
+        created_at="2026-11-21T09:00:00+00:00",
+        backend="ec2",
+        state=RunState.RUNNING,
+        reason=None,
+        workload="vit-tiny",
+        recipe="bf16",
+        instance="p5.48xlarge",
+        directory=None,
+        price=None,
+        summary=None,
+        purchase="spot",
+    )
+    return replace(usual, **changes)
 
 
 def attempt_with(**changes: Any) -> Attempt:

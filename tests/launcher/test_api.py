@@ -133,13 +133,13 @@ def test_runs_are_submitted_compared_and_listed(capsys: pytest.CaptureFixture[st
     planned = fastlaunch.submit(local=True, recipes=["fp32", "bf16"], steps=70, dry_run=True, context=context)
     assert [job.recipe.name for job in planned.jobs] == ["fp32", "bf16"] and len(planned.plans) == 2
     assert list(fastlaunch.runs(context=context)) == []
-    submitted = fastlaunch.submit(local=True, recipes="fp32,bf16", steps=70, repeats=3, context=context)
-    assert [run.state for run in submitted.runs] == [RunState.COMPLETED] * 6
+    submitted = fastlaunch.submit(local=True, recipes="fp32,bf16", steps=70, repeats=2, context=context)
+    assert [run.state for run in submitted.runs] == [RunState.COMPLETED] * 4
     assert (submitted.exit_code, submitted.is_stopped) == (0, False)
     comparison = fastlaunch.compare(context=context)
     assert [row.setup.recipe for row in comparison.rows] == ["fp32", "bf16"]
     assert str(comparison).startswith(f"{comparison.answer}\n\n") and "fp32" in comparison.answer
-    assert comparison.to_json()["rows"][0]["num_runs"] == 3
+    assert comparison.to_json()["rows"][0]["num_runs"] == 2
     found = fastlaunch.runs("recipe=fp32", context=context)
     assert {run.recipe for run in found} == {"fp32"} and found[0].id == submitted.runs[0].id
     for table, columns in (
@@ -150,7 +150,7 @@ def test_runs_are_submitted_compared_and_listed(capsys: pytest.CaptureFixture[st
         assert isinstance(table, pandas.DataFrame) and columns <= set(table.columns) and len(table)
     # Data go to the caller, and progress to stderr.
     out, err = capsys.readouterr()
-    assert out == "" and "[6/6]" in err
+    assert out == "" and "[4/4]" in err
 
 
 def test_prices_are_those_of_the_command_and_unknown_ones_an_error() -> None:

@@ -100,13 +100,6 @@ def test_a_dry_run_needs_nothing_and_shows_everything(
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.usefixtures("docker")
-def test_a_dry_run_names_what_pip_would_install(capsys: pytest.CaptureFixture[str]) -> None:
-    assert build("--dry-run", "--with", "transformers,lightning", "--with", "torchao") == 0
-    err = capsys.readouterr().err
-    assert all(f"{name}==" in err for name in ("transformers", "lightning", "torchao"))
-
-
 def test_an_image_is_built_from_the_base_by_digest(
     server: "MotoServer", docker: FakeBuilder, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,16 +117,6 @@ def test_an_image_is_built_from_the_base_by_digest(
     assert not Path(building["argv"][-1]).exists()
     assert build() == 0
     assert capsys.readouterr().out.strip() == name
-
-
-def test_without_credentials_the_base_comes_by_tag_with_a_warning(
-    docker: FakeBuilder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build() == 0
-    (building,) = docker.calls
-    assert f"BASE_IMAGE=public.ecr.aws/deep-learning-containers/pytorch:{TAG}" in building["argv"]
-    assert "BASE_DIGEST=unknown" in building["argv"]
-    assert "warning: " in capsys.readouterr().err
 
 
 def test_an_image_is_pushed_once_and_named_by_its_digest(
@@ -204,13 +187,6 @@ def test_what_cannot_be_built_is_refused(
     install(tmp_path, monkeypatch)
     assert build(*argv) == 2
     assert part in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("docker")
-def test_an_image_past_its_end_is_used_by_name_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert build("--base", "2.6.0", "--dry-run") == 0
-    assert "warning: pytorch-training:2.6.0-gpu-py312-cu126-ubuntu22.04-ec2" in capsys.readouterr().err
-    assert build("--dry-run", today="2028-01-01") == 2
 
 
 def test_the_image_with_ortmodule_has_a_base_of_its_own(

@@ -14,21 +14,9 @@ from fastlaunch.core.errors import BadFile
 from fastlaunch.measure.published import read_summaries
 
 
-def test_both_dates_and_what_changed(capsys: pytest.CaptureFixture[str], isolated: Path) -> None:
+def test_it_needs_no_home(isolated: Path) -> None:
     assert run(["demo"]) == 0
-    text, err = capsys.readouterr()
-    out = " ".join(text.split())
-    assert (
-        "31.3% fewer images than on p4d.24xlarge at the prices of 2023-11-15 (94,206 against 137,176)" in out
-    )
-    assert "17.8% fewer" in out and "(168,283 against 204,740)" in out
-    for usd in ("7.29", "10.62", "5.77", "4.88", "5.94", "3.23"):
-        assert f" {usd} " in out
-    assert err.startswith("next: fastlaunch submit --local")
     assert not isolated.exists()
-    assert run(["demo", "--all"]) == 0
-    full = capsys.readouterr().out
-    assert "time before the measured steps" in full and "compile-max-autotune" in full
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,10 @@ import pytest
 from cloud_commands import configure
 from fake_train.launcher import app_context
 from moto_gaps import image_digest
-from moto_nodes import Block
 from moto_server import MotoServer, backend
-from wheel_builder import make_wheel
 
 from fastlaunch.aws.client import Aws
-from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.cli.main import run
-from fastlaunch.jobs.code_bundle import cached_bundle
 
 TYPE = ("--instance", "p5.48xlarge")
 P_QUOTA, P5_SPOT_QUOTA = "L-417A185B", "L-C4BD4855"
@@ -131,27 +127,6 @@ def test_what_sagemaker_needs_is_checked_instead(
     assert "role: ARN" in checks(capsys, *argv, code=2)["config"]["hint"]
 
 
-def test_a_block_is_looked_at(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "944")
-    assert (
-        "there is no reservation cr-0a1b2c3d"
-        in checks(capsys, *TYPE, *argv, code=3)["capacity block"]["message"]
-    )
-    start = datetime(2026, 11, 21, 11, 30, tzinfo=UTC)
-    account.blocks["cr-0a1b2c3d"] = Block(
-        id="cr-0a1b2c3d",
-        region="us-east-1",
-        zone="us-east-1b",
-        instance_type="p5.48xlarge",
-        num_instances=1,
-        starts_at=start,
-        ends_at=start + timedelta(days=1),
-    )
-    results = checks(capsys, *TYPE, *argv)
-    assert results["capacity block"]["message"].endswith("1 of 1 instances free, 23 h 30 min left")
-    assert "quota" not in results
-
-
 def test_without_a_login_it_says_what_to_do(
     isolated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,97 +170,6 @@ def test_what_does_not_exist_ends_with_3(
     configure(isolated, **{**named, "scheduler_role": ROLE, **wrong})
     results = checks(capsys, code=3).values()
     assert [check["name"] for check in results if check["result"] == "failed"] == [name]
-
-
-def test_what_lies_where_agent_and_code_belong_is_compared(
-    account: MotoServer,
-    isolated: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pin = make_wheel(isolated / "wheels", "tiny")
-    pins = tmp_path / "wheels.txt"
-    pins.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
-    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(pins))
-    bundle = cached_bundle(isolated / "wheels", [pin])
-    assert bundle is not None
-    agent = agent_object("runs-us-east-1", "fastlaunch", agent_sha256()).key
-    belong = {agent: agent_archive(), f"fastlaunch/code/{bundle.sha256}.tar.gz": bundle.data}
-    for bodies, code in ((belong, 0), (dict.fromkeys(belong, b"junk"), 3)):
-        for key, body in bodies.items():
-            backend("s3", "aws").put_object("runs-us-east-1", key, body)
-        assert doctor(*TYPE, "--output", "json") == code
-        results = json.loads(capsys.readouterr().out)["checks"]
-        stored = [check for check in results if check["name"] == "stored code"]
-        for key, check in zip(belong, stored, strict=True):
-            assert f"s3://runs-us-east-1/{key}" in check["message"]
-        assert {check["result"] for check in stored} == {"failed" if code else "ok"}
-
-
-def test_quota_counts_what_others_run(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
-    from moto_gaps import machine_image_id
-
-    AWS.run_instances(
-        "us-east-1",
-        {
-            "ImageId": machine_image_id("us-east-1"),
-            "InstanceType": "p4d.24xlarge",
-            "MinCount": 3,
-            "MaxCount": 3,
-            "ClientToken": "somebody-elses",
-        },
-    )
-    results = checks(capsys, *TYPE, code=3)["quota"]
-    assert (results["error"], results["instance"]) == ("QuotaExceeded", "p5.48xlarge")
-    assert "needs 192 vCPUs, 288 of 384 are in use" in results["message"]
-    assert "ask for 480 vCPUs: https://us-east-1.console" in results["hint"]
-    # Spot has a quota of its own.
-    account.quotas["us-east-1", P5_SPOT_QUOTA] = 192.0
-    assert "0 of 192 are in use" in checks(capsys, *TYPE, "--purchase", "spot")["quota"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("action", "names"),
-    [
-        ("GetServiceQuota", ["quota"]),
-        ("GetInstanceProfile", ["instance profile"]),
-        ("SimulatePrincipalPolicy", ["scheduler role", "instance profile"]),
-        ("DescribeRouteTables", []),
-    ],
-)
-def test_a_lesser_right_that_is_lacking_fails_nothing(
-    account: MotoServer, capsys: pytest.CaptureFixture[str], action: str, names: list[str]
-) -> None:
-    account.refuse(action, "AccessDenied", status=403)
-    results = checks(capsys, *TYPE)
-    assert [one["name"] for one in results.values() if one["result"] != "ok"] == names
-
-
-@pytest.mark.parametrize(
-    ("action", "name"),
-    [
-        ("BatchGetImage", "container image"),
-        ("PutObject", "bucket"),
-    ],
-)
-def test_a_right_that_the_job_needs_fails_that_check(
-    account: MotoServer, capsys: pytest.CaptureFixture[str], action: str, name: str
-) -> None:
-    account.refuse(action, "AccessDenied", status=403)
-    results = checks(capsys, *TYPE, code=3)
-    assert (results[name]["result"], results[name]["error"]) == ("failed", "NotAuthorised")
-    assert results["login"]["result"] == results["price"]["result"] == "ok"
-
-
-def test_a_failure_is_shown_with_what_to_do(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
-    account.quotas["us-east-1", P_QUOTA] = 96.0
-    assert doctor(*TYPE) == 3
-    out, err = capsys.readouterr()
-    assert "failed: quota (p5.48xlarge in us-east-1): not enough quota: needs 192 vCPUs" in out
-    assert "  ask for 192 vCPUs: " in out
-    assert "17 checks: 16 ok, 1 failed." in out
-    assert err == "next: fastlaunch doctor --instance p5.48xlarge\n"
 
 
 @pytest.mark.parametrize("argv", [("--purchase", "auction"), ("--instance", "p9.huge")])

@@ -1,6 +1,5 @@
 """`fastlaunch status`, `logs` and `cancel`, also after the launcher was killed."""
 
-import json
 import os
 import signal
 
@@ -30,16 +29,6 @@ def kill_launcher_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
         wait_until(is_training)
         process.send_signal(signal.SIGKILL)
         process.wait()
-
-
-def test_status_of_what_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    fastlaunch("submit", "--local", "--steps", "70", "--repeats", "2")
-    out, err = output(capsys, "status")
-    assert out.splitlines()[-1] == "2 runs: 2 completed."
-    assert err == "next: fastlaunch compare\n"
-    out, _ = output(capsys, "status", runs()[1].id, "--output", "json")
-    assert [run["id"] for run in json.loads(out)["runs"]] == [runs()[1].id]
-    assert fastlaunch("status", "no-such-run") == 2
 
 
 def test_killed_launcher_leaves_training_running_and_no_ghost(

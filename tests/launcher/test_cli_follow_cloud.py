@@ -8,7 +8,6 @@ import pytest
 from cloud_commands import aws, cloud
 from cloud_runs import BUCKET, add_rows, note_start, set_up, start_run
 
-from fastlaunch.backends.s3_sync import MAX_REPORT_BYTES
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 
@@ -69,18 +68,6 @@ def test_what_ended_on_aws_is_shown_for_a_day_beside_later_submissions(
             first.run_ids[0]: "lost",
             later.run_ids[0]: "running",
         }
-
-
-def test_a_machine_without_its_timer_is_told_apart(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    for state, is_told in ((None, True), ("refused", True), ("created", False)):
-        schedule = state and {"state": state, "region": "us-east-1", "names": []}
-        with open_ledger(load_settings()) as ledger:
-            ledger.set_schedule(ledger.attempts_of(run.run_ids[0])[0].id, schedule)
-        shown = " ".join(output(capsys, "status").split())
-        assert ("no timer in the account yet" in shown) is is_told
 
 
 def test_a_machine_over_its_time_is_an_alarm(
@@ -209,18 +196,6 @@ def test_logs_are_followed_until_the_run_ends(
     assert err.endswith("next: fastlaunch compare\n")
 
 
-def test_collect_names_what_is_too_large_to_bring(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    run.upload("boot.json", b" " * (MAX_REPORT_BYTES + 1))
-    run.upload(f"node-0/{run.run_ids[0]}/log.txt.{0:012d}", b"step 1\n")
-    capsys.readouterr()
-    assert cloud("collect", "--output", "json") == 2
-    (report,) = json.loads(capsys.readouterr().out)["runs"]
-    assert "/boot.json has 1 MiB" in report["missing"][-1] and report["log"]
-
-
 def test_cancel_names_the_other_runs_of_the_machine_and_asks(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,52 +266,8 @@ def test_a_run_that_ended_comes_home_whole(
     assert cloud("compare", run_id) == 0
 
 
-def test_a_run_under_way_comes_as_far_as_it_has_come(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server, "bf16", "fp32")
-    first, second = run.run_ids
-    run.say("boot.json")
-    run.record(first, steps=20, status=None)
-    under_way, waiting = collected(capsys)
-    assert under_way["missing"][0].startswith("under way: step ")
-    assert under_way["num_ranks"] == 8
-    assert (waiting["id"], waiting["num_ranks"]) == (second, 0)
-    before = aws_server.counts()
-    collected(capsys)
-    # What is here is not fetched again: nothing but listings, and the two objects that may still come.
-    assert (aws_server.counts() - before)["GetObject"] == 0
-
-
-def test_what_comes_after_the_end_is_measured(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server)
-    (run_id,) = run.run_ids
-    run.say("boot.json")
-    run.end(outcome="failed")
-    assert "no log" in collected(capsys)[0]["missing"]
-    run.record(run_id, steps=20)
-    collected(capsys)
-    with open_ledger(load_settings()) as ledger:
-        summary = ledger.get(run_id).summary
-    assert summary is not None and summary.num_steps == 20
-    assert (summary.startup.boot_s, summary.startup.pull_s) == (40.0, 20.0)
-
-
 def test_a_bucket_that_refuses_is_named(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
     started(aws_server)
     aws_server.refuse("ListObjectsV2", "AccessDenied", status=403)
     (report,) = collected(capsys, code=3)
     assert any("AccessDenied" in why for why in report["missing"])
-
-
-def test_the_report_for_people(aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> None:
-    assert cloud("collect") == 0
-    assert capsys.readouterr().out == "No runs on AWS fit.\n"
-    run = started(aws_server)
-    run.say("boot.json", lifecycle="on-demand")
-    assert cloud("collect", run.run_ids[0]) == 0
-    out = capsys.readouterr().out
-    assert f"attempt 1   p5.48xlarge {run.instance_id} in us-east-1a (on-demand): $10.0" in out
-    assert "0 of 1 run complete" in out

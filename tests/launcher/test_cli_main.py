@@ -2,19 +2,16 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from fastlaunch.cli.main import COMMANDS, SYNONYMS, LazyGroup, fastlaunch, run
+from fastlaunch.cli.main import COMMANDS, LazyGroup, fastlaunch, run
 from fastlaunch.core.errors import CloudRefused, UserError
-from fastlaunch.jobs.options import HEADINGS
 
 #: Heavy, or of no use to someone who only asks for help.
 NOT_FOR_HELP = {
@@ -110,11 +107,6 @@ def test_a_closed_stdout_is_no_bug(
     assert "bug" not in capsys.readouterr().err
 
 
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["submti", "--local"]) == 2
-    assert "did you mean submit" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("typed", "command"),
     [
@@ -127,29 +119,6 @@ def test_another_tools_word_leads_to_the_command(
 ) -> None:
     assert run([typed]) == 2
     assert f"did you mean {command}?" in capsys.readouterr().err
-
-
-def test_synonyms_are_no_commands_and_lead_to_one() -> None:
-    assert not SYNONYMS.keys() & COMMANDS.keys()
-    assert set(SYNONYMS.values()) <= COMMANDS.keys()
-
-
-def test_submit_lists_its_options_once_under_headings_in_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(["submit", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
-    assert [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")] == [*HEADINGS]
-    shown = [line.split()[0].rstrip(",") for line in lines if line.startswith("  -")]
-    with fastlaunch.make_context("fastlaunch", ["submit"], resilient_parsing=True) as context:
-        command = fastlaunch.get_command(context, "submit")
-        assert command is not None
-        options = command.get_params(context)
-    assert sorted(shown) == sorted(
-        min(option.opts, key=len) for option in options if option.opts[0].startswith("-")
-    )
 
 
 @pytest.mark.parametrize(("shell", "mark"), [("zsh", "#compdef fastlaunch"), ("fish", "complete ")])
@@ -224,35 +193,3 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "interrupted\n")
-
-
-def commands(
-    group: click.Group = fastlaunch, path: str = "fastlaunch"
-) -> Iterator[tuple[str, click.Command]]:
-    """Yield every command and group with what is typed for it."""
-    yield path, group
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        typed = f"{path} {name}"
-        yield from commands(command, typed) if isinstance(command, click.Group) else [(typed, command)]
-
-
-@pytest.mark.parametrize("path", [path for path, _ in commands()])
-def test_help_ends_with_examples_that_parse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.yaml").write_text("instance: p5.48xlarge\n", encoding="utf-8")
-    by_path = dict(commands())
-    _, _, shown = (by_path[path].epilog or "").partition("Examples:\n")
-    # They are indented by two more; a long one continues on the next line.
-    assert all(len(line) <= 78 for line in shown.splitlines())
-    lines = [line.strip() for line in shown.replace(" \\\n", " ").splitlines()]
-    assert lines
-    for what, line in zip(lines[::2], lines[1::2], strict=True):
-        assert what.startswith("# ")
-        assert line == path or line.startswith(f"{path} ") or isinstance(by_path[path], click.Group)
-        called = max((name for name in by_path if f"{line} ".startswith(f"{name} ")), key=len)
-        words = shlex.split(line)[len(called.split()) :]
-        by_path[called].make_context(called, words, **fastlaunch.context_settings)

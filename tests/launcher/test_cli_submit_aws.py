@@ -10,30 +10,23 @@ import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cloud_commands import configure
-from ec2_builders import catalogue
 from fake_train.launcher import app_context
 from fake_train.processes import runs
 from moto_server import MotoServer, backend
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.validate import request_problems
-from fastlaunch.catalog.container_images import training_base
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.jobs.build import build_jobs
-from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import open_ledger
-from fastlaunch.placement.resolve import place_on_aws, upload_code
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 #: With an image that holds the code there is nothing to fetch; detached, nothing to wait for.
 SUBMIT = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--steps", "20", "--detach")
 #: For all tests, since making a client takes most of their time.
@@ -224,26 +217,6 @@ def test_without_quota_nothing_is_started(region: MotoServer, capsys: pytest.Cap
     assert changes(region) == [] and runs() == []
 
 
-def test_what_cannot_be_resolved_is_left_out_by_name(
-    region: MotoServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # us-east-2 is not configured: no bucket, no profile.
-    assert submit("--yes", "--region", "us-east-2,us-east-1") == 0
-    assert "left out: g5.xlarge in us-east-2: neither bucket nor instance profile" in capsys.readouterr().err
-    assert [sent.region for sent in region.sent("RunInstances")] == ["us-east-1"]
-
-
-def test_spot_goes_out_as_spot_with_its_limit(region: MotoServer) -> None:
-    region.spot_prices["us-east-1", "g5.xlarge", "us-east-1a"] = 0.4
-    assert submit("--purchase", "spot", "--max-price", "0.5", "--checkpoint-every", "5", "--yes") == 0
-    (sent,) = region.sent("RunInstances")
-    spot = "InstanceMarketOptions.SpotOptions"
-    assert sent.parameters["InstanceMarketOptions.MarketType"] == "spot"
-    assert sent.parameters[f"{spot}.MaxPrice"] == "0.5"
-    assert sent.parameters[f"{spot}.SpotInstanceType"] == "one-time"
-    assert sent.parameters[f"{spot}.InstanceInterruptionBehavior"] == "terminate"
-
-
 @pytest.mark.parametrize(
     ("code", "times", "hint"),
     [
@@ -273,47 +246,3 @@ def test_throttling_is_waited_for_with_the_same_request(
     sent = region.sent("RunInstances")
     assert [each.status for each in sent] == [503, 503, 200] and len({each.body for each in sent}) == 1
     assert len(region.instances()) == 1
-
-
-def test_without_a_login_nothing_else_is_asked_or_fetched(
-    region: MotoServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    region.refuse("GetCallerIdentity", "ExpiredToken", "The token is expired")
-    assert submit("--yes") == 3
-    assert "The token is expired" in capsys.readouterr().err
-    assert {sent.action for sent in region.sent()} == {"GetCallerIdentity"} and runs() == []
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert submit("--yes", aws=Aws()) == 3
-    assert "credentials" in capsys.readouterr().err
-    assert not (load_settings().home / "wheels").exists()
-
-
-def test_the_code_is_stored_once_in_every_region_and_named_by_its_hash(region: MotoServer) -> None:
-    base = training_base(None, today=NOW.date())
-    digest = "sha256:" + "5" * 64
-    region.images["us-east-1", "763104351884", base.repository, base.tag] = digest
-    jobs = build_jobs(Options(instances=("g5.xlarge",), regions=("us-east-1",)), catalogue=catalogue())
-    placement = place_on_aws(
-        jobs,
-        aws=AWS,
-        settings=load_settings(),
-        catalogue=catalogue(),
-        now=NOW,
-        commit="c0ffee",
-        pins=(),
-    )
-    assert changes(region) == []
-    assert len(placement.sites) == 2 and placement.bundle is not None
-    upload_code(placement, AWS)
-    (stored,) = [sent for sent in region.sent("PutObject") if "/code/" in sent.parameters["Key"]]
-    (site, *_) = placement.sites
-    assert site.code is not None
-    assert stored.parameters["Key"] == site.code.key == f"fastlaunch/code/{placement.bundle.sha256}.tar.gz"
-    body = backend("s3", "aws").get_object(site.bucket, site.code.key).value
-    assert hashlib.sha256(body).hexdigest() == site.code.sha256
-    upload_code(placement, AWS)
-    # The second time S3 is asked to store it only if it is not there, and it is.
-    stores = [sent for sent in region.sent("PutObject") if "/code/" in sent.parameters["Key"]]
-    assert [sent.status for sent in stores] == [200, 412]
-    assert site.code.commit == "c0ffee"
-    assert site.image == f"763104351884.dkr.ecr.us-east-1.amazonaws.com/{base.repository}@{digest}"

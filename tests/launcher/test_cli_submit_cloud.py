@@ -18,10 +18,8 @@ from fastlaunch.api.estimation import estimate as estimate_here
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.summary import Interval
-from fastlaunch_train.run.options import parse_options
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
-TWO_NODES = ("--num-nodes", "2", "--security-group", "sg-0abc", "--subnet", "us-east-1a=subnet-0abc")
 DRY = ("submit", "--dry-run", "--instance", "p5.48xlarge")
 CONFIG = """
 region: us-east-1
@@ -83,42 +81,8 @@ def run_list(plan: Any) -> Any:
     return json.loads(text)
 
 
-@pytest.mark.parametrize("where", [(), ("--instance", "ml.p5.48xlarge")])
-def test_data_in_ones_own_image_are_named_in_the_request(
-    capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
-) -> None:
-    data, model = "folder:/opt/data/acl Imdb's $HOME", "/opt/models/distilbert;1"
-    argv = ("--image", IMAGE, "--workload", "distilbert-imdb", "--data", data, "--model", model)
-    (run,) = run_list(plan_of(capsys, *where, *argv, "--epochs", "3"))["runs"]
-    options = parse_options([*run["arguments"], "--output", "out"])
-    assert (options.data, options.model, options.epochs) == (data, model, 3)
-
-
-def test_the_cost_is_the_dearest_candidates_and_the_request_the_firsts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plan = plan_of(capsys, "--instance", "g5.48xlarge,p5en.48xlarge,p5.48xlarge", "--max-hours", "50min")
-    assert plan["request"]["InstanceType"] == "g5.48xlarge"
-    assert plan["usd_per_hour"] == 16.288
-    assert plan["max_cost_usd"] == pytest.approx(63.296 + 31 / 672)
-
-
-def test_tags_and_secrets_stand_in_the_request(capsys: pytest.CaptureFixture[str]) -> None:
-    arn = "arn:aws:ssm:us-east-1:123456789012:parameter/hub"
-    plan = plan_of(capsys, "--image", IMAGE, "--tag", "team=vision", "--secret", f"HUB={arn}")
-    tags = [{tag["Key"]: tag["Value"] for tag in one["Tags"]} for one in plan["request"]["TagSpecifications"]]
-    assert [(one["Owner"], one["team"]) for one in tags] == [("<owner>", "vision")] * 3
-    assert run_list(plan)["secrets"] == {"HUB": arn}
-
-
 @pytest.mark.usefixtures("configured")
 def test_settings_and_options_fill_the_request(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = plan_of(capsys, "--image", IMAGE, "--repeats", "2")
-    assert plan["placeholders"] == ["ami-id", "owner", "root-device", "run-id", "run-id-2", "runs-sha256"]
-    assert plan["request"]["SubnetId"] == "subnet-0a"
-    assert plan["request"]["SecurityGroupIds"] == ["sg-0123"]
-    assert plan["request"]["IamInstanceProfile"] == {"Name": "fastlaunch-node"}
-    assert "s3://acme-training/fastlaunch/runs/<run-id>/attempt-1" in plan["request"]["UserData"]
     typed = ("--bucket", "other", "--instance-profile", "role", "--security-group", "sg-9")
     subnets = ("--subnet", "us-east-1c=subnet-0c", "--subnet", "us-east-1a=subnet-9a")
     plan = plan_of(capsys, "--image", IMAGE, *typed, *subnets)
@@ -140,32 +104,6 @@ def test_spot_is_asked_for_with_its_limit(capsys: pytest.CaptureFixture[str]) ->
     assert "--checkpoint-every 50" in " ".join(run["arguments"])
 
 
-@pytest.mark.usefixtures("configured")
-def test_a_dry_run_answers_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("--instance", "p5.48xlarge,p5en.48xlarge", "--region", "us-east-1,eu-north-1")
-    assert fastlaunch(*DRY, *argv, "--recipe", "bf16,te-fp8", "--repeats", "2", "--no-account-timer") == 0
-    out, err = capsys.readouterr()
-    answers = topics(out)
-    assert list(answers) == ["plan", "where", "cost", "ends", "missing", "request"]
-    assert answers["plan"] == (
-        "bf16, 2 times; te-fp8, 2 times: vit-huge at batch 64 for 200 steps, one run after another, "
-        "on one p5.48xlarge (8 x H100) in us-east-1a, on-demand."
-    )
-    places = "p5.48xlarge in us-east-1b, then p5en.48xlarge in us-east-1a, then p5en.48xlarge in us-east-1b"
-    assert places in answers["where"]
-    assert "left out: p5.48xlarge in eu-north-1: no ec2 on-demand price" in answers["where"]
-    assert answers["cost"].startswith(
-        "at most $137.24 of instance time and volumes: (2 h + 10 min) x "
-        "($63.296 + $0.046)/h, the dearest of p5.48xlarge, p5en.48xlarge; price as of 2026-07-20. "
-        "the oldest price used is of 2026-07-20, "
-    )
-    assert "its own timer after 2 h" in answers["ends"] and "in the account" not in answers["ends"]
-    assert answers["missing"].startswith("nothing")
-    assert out.endswith("Planned, not started: 4 runs.\n")
-    typed = " ".join((*DRY[2:], *argv, "--recipe bf16,te-fp8 --repeats 2 --no-account-timer"))
-    assert err == f"next: fastlaunch submit {typed}\n"
-
-
 @pytest.mark.parametrize(
     ("recipe", "batch_size", "advice"),
     [("bf16", 64, "--batch-size 48"), ("bf16", 16, None), ("te-fp8", 256, "--batch-size 64")],
@@ -180,22 +118,6 @@ def test_a_batch_that_will_probably_not_fit_is_warned_of(
     assert advice is None or advice in err
 
 
-@pytest.mark.parametrize("recipe", ["te-fp8", "bf16-fused"])
-def test_a_batch_that_a_recipe_cannot_divide_is_refused_before_it_costs(
-    recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--instance", "p5.48xlarge", "--recipe", recipe, "--batch-size", "250"]
-    assert fastlaunch("submit", "--dry-run", *words) == 2
-    assert "give --batch-size 256" in capsys.readouterr().err
-
-
-def test_a_recipe_that_does_not_train_with_so_many_ranks_is_refused_before_it_costs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert fastlaunch("submit", "--dry-run", "--instance", "p5.48xlarge", "--recipe", "graph") == 2
-    assert "on one GPU only" in capsys.readouterr().err
-
-
 def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(
     isolated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,23 +130,6 @@ def test_above_the_budget_a_dry_run_proposes_what_would_be_accepted(
     assert warning.startswith("warning: ")
     assert proposal.startswith("next: fastlaunch submit --max-cost 120 ")
     assert proposal.endswith("-- python train.py")
-
-
-@pytest.mark.parametrize("columns", [80, 200])
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("--recipe", "bf16,te-fp8", "--num-nodes", "4"),
-        ("--experiment", "fp8", "--region", "us-west-2,eu-north-1,us-east-1"),
-        ("--instance", "ml.p5.48xlarge,ml.p4d.24xlarge"),
-    ],
-)
-def test_a_dry_run_fits_the_screen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = text_of(capsys, *DRY[2:], *argv).splitlines()
-    assert len(lines) <= 40 and max(map(len, lines)) <= min(columns, 100)
 
 
 def topics(text: str) -> dict[str, str]:
@@ -267,11 +172,6 @@ def test_the_expected_cost_is_that_of_estimate_with_its_evidence(
     assert found["hours"]["value"] == pytest.approx(seconds / 3600)
     assert found["usd"]["value"] == pytest.approx(seconds / 3600 * 55.086, rel=1e-3)
     assert "probably $2.5" in cost_of(capsys, "--recipe", "bf16", "--repeats", "2")
-
-
-def test_an_inferred_rate_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "; inferred price as of " in cost_of(capsys, "--instance", "ml.p5.48xlarge")
-    assert "inferred" not in cost_of(capsys)
 
 
 def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,11 +232,7 @@ def test_a_script_is_planned_with_what_travels(
     assert listed["environment"]["HF_HUB_OFFLINE"] == "1"
     assert "FASTLAUNCH_COMMIT" not in listed["environment"]
     assert fastlaunch(*DRY, *where, *options, *command) == 0
-    out = capsys.readouterr().out
-    out = " ".join(out.split())
-    assert "3 files, 37 B: all that is here" in out
-    assert "r.txt (transformers, pandas): " in out
-    assert "Input val, $FASTLAUNCH_INPUT_VAL: s3://acme-data/val/, fetched before" in out
+    assert "3 files, 37 B" in capsys.readouterr().out
     assert fastlaunch(*DRY, *where, "--show", "files", *options, *command) == 0
     assert capsys.readouterr().out.split() == ["6", "model.py", "23", "r.txt", "8", "train.py"]
 
@@ -345,10 +241,6 @@ def test_a_script_is_planned_with_what_travels(
     ("argv", "part"),
     [
         (("--", "python", "gone.py"), "there is no gone.py here"),
-        (("--env", "A", "--", "python", "train.py"), "is not NAME=VALUE"),
-        (("--env", "FASTLAUNCH_ATTEMPT=2", "--", "python", "train.py"), "cannot be a variable"),
-        (("--env", "A=1", "--env", "A=2", "--", "python", "train.py"), "given twice"),
-        (("--env", "A=1\n2", "--", "python", "train.py"), "control characters"),
         (("--env", "A=1", "--secret", "A=x", "--", "python", "train.py"), "by --secret and by --env"),
         (("--recipe", "bf16", "--", "python", "train.py"), "script of your own: --recipe"),
         (("--show", "files"), "what travels with a script"),
@@ -394,37 +286,6 @@ def test_jobs_in_a_block_are_expected_to_cost_the_part_that_they_use(
 
 
 @pytest.mark.parametrize(
-    ("argv", "parts"),
-    [
-        ((), ["bucket --bucket instance-profile --instance-profile scheduler-role or --no-account-timer"]),
-        ((), ["fastlaunch init --region us-east-1"]),
-        (
-            ("--num-nodes", "4"),
-            [
-                "on 4 x p5.48xlarge (8 x H100 each) in us-east-1, in a subnet of yours",
-                "security-group-id --security-group subnet-id --subnet ",
-            ],
-        ),
-        (TWO_NODES, ["in us-east-1a, in no placement group,"]),
-        ((*TWO_NODES, "--placement-group", "us-east-1a=close"), ["us-east-1a, on-demand."]),
-        (
-            ("--purchase", "capacity-block", "--reservation", "cr-0a1b2c3d", "--block-fee", "1887.84"),
-            ["no instance time on top of the capacity block's fee"],
-        ),
-        (
-            ("--instance", "ml.p4d.24xlarge,ml.p5.48xlarge"),
-            ["on one ml.p4d.24xlarge (8 x A100 40GB) of SageMaker in us-east-1", "role --role"],
-        ),
-    ],
-)
-def test_a_dry_run_says_where_and_what_is_missing(
-    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], parts: list[str]
-) -> None:
-    out = " ".join(text_of(capsys, *DRY[2:], *argv).split())
-    assert [part for part in parts if part not in out] == []
-
-
-@pytest.mark.parametrize(
     ("argv", "part"),
     [
         # Of the request, one of each kind: the others where they are raised, in test_cloud_request.py.
@@ -448,19 +309,22 @@ def test_a_dry_run_says_where_and_what_is_missing(
             "take no placement group",
         ),
         (["--recipe", "te-fp8-block", "--base-image", "2.8", "--instance", "p6-b200.48xlarge"], "2.13.0"),
+        (["--recipe", "te-fp8", "--batch-size", "250"], "give --batch-size 256"),
+        (["--recipe", "bf16-fused", "--batch-size", "250"], "give --batch-size 256"),
+        (["--recipe", "graph"], "on one GPU only"),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_what_is_wrong_is_refused_before_anything_is_asked(
-    capsys: pytest.CaptureFixture[str], argv: list[str], part: str, more: list[str]
+    capsys: pytest.CaptureFixture[str], argv: list[str], part: str
 ) -> None:
-    assert fastlaunch("submit", "--instance", "p5.48xlarge", *argv, *more) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and part in err
+    for more in ((), ("--dry-run",)):
+        assert fastlaunch("submit", "--instance", "p5.48xlarge", *argv, *more) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and part in err
     assert not load_settings().home.exists()
 
 
-def test_dry_run_needs_nothing_opens_nothing_and_is_the_same_twice() -> None:
+def test_dry_run_needs_nothing_and_opens_nothing() -> None:
     code = (
         "import sys; asked = []; sys.addaudithook("
         "lambda event, args: event.startswith(('socket.', 'subprocess.')) and asked.append(event));"
@@ -471,33 +335,15 @@ def test_dry_run_needs_nothing_opens_nothing_and_is_the_same_twice() -> None:
     # Neither credentials nor AWS settings, and no folder with docker, git or anything else in it.
     environment = {name: value for name, value in os.environ.items() if name.startswith("FASTLAUNCH_")}
     environment |= {"PYTHONPATH": ":".join(path for path in sys.path if path), "PATH": "/nonexistent"}
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
-        for _ in range(2)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert (first.returncode, first.stdout) == (0, second.stdout)
-    assert json.loads(first.stdout)["request"]["InstanceType"] == "p5.48xlarge"
-    loaded = set(first.stderr.split())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["request"]["InstanceType"] == "p5.48xlarge"
+    loaded = set(done.stderr.split())
     assert "fastlaunch" in loaded
     assert not {"boto3", "botocore", "urllib3", "torch", "sqlite3", "rich"} & loaded
     assert not [name for name in loaded if "." in name]
-
-
-OLDER = """
-schema: 1
-accelerators:
-  T4: {memory_gib: 16, bandwidth_tb_per_s: 0.3, compute_capability: "7.5", peak_tflops: {fp16: 65},
-    formats: [fp32, fp16], device_names: [Tesla T4], source: somebody's own}
-instances:
-  g4dn.xlarge: {accelerator: T4, num_accelerators: 1, vcpus: 4, memory_gib: 16, network_gbps: 25,
-    num_network_cards: 1, num_efa_interfaces: 0, local_nvme_gb: 125, purchase_options: [on-demand],
-    source: somebody's own}
-prices:
-  - {instance: g4dn.xlarge, service: ec2, region: us-east-1, usd_per_hour: 0.526, as_of: 2026-01-01,
-    source: somebody's own}
-"""
 
 
 def test_prices_older_than_the_config_file_allows_are_refused(
@@ -509,14 +355,3 @@ def test_prices_older_than_the_config_file_allows_are_refused(
             assert fastlaunch(*argv, "--instance", "p5.48xlarge", "--recipe", "bf16") == code
             err = capsys.readouterr().err
             assert ("max_price_age" in err and "fastlaunch prices update" in err) is (code == 2)
-
-
-def test_bf16_on_a_gpu_that_emulates_it_is_warned_of_before_it_is_paid_for(
-    isolated: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (isolated.parent / "prices.yaml").write_text(OLDER)
-    (isolated.parent / "config.yaml").write_text(f"prices: {isolated.parent / 'prices.yaml'}\n")
-    argv = ("submit", "--dry-run", "--instance", "g4dn.xlarge", "--workload", "vit-tiny", "--repeats", "2")
-    assert fastlaunch(*argv, "--recipe", "bf16,fp16") == 0
-    (warning,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
-    assert warning.startswith("warning: recipe bf16: T4 emulates bf16")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cloud_commands import configure
 from fake_train.launcher import app_context
 from fake_train.processes import runs
@@ -85,18 +84,6 @@ def test_two_nodes_are_one_request_in_their_placement_group(
     assert err.count("warning") == 1 and "fastlaunch prices update" in err
 
 
-def test_nodes_that_cannot_reach_each_other_are_not_started(
-    account: MotoServer, capsys: pytest.CaptureFixture[str], isolated: Path
-) -> None:
-    default = backend("ec2", "us-east-1").get_default_security_group().id
-    config = yaml.safe_load((isolated.parent / "config.yaml").read_text())
-    configure(isolated, **{**config["aws"]["us-east-1"], "security_groups": [default]})
-    assert fastlaunch(*SUBMIT, "--instance", "p5.48xlarge", "--num-nodes", "2") == 3
-    err = " ".join(capsys.readouterr().err.split())
-    assert f"aws ec2 authorize-security-group-egress --region us-east-1 --group-id {default}" in err
-    assert account.sent("RunInstances") == []
-
-
 def block(account: MotoServer, **changes: Any) -> None:
     """Two p5.48xlarge in us-east-1b, until tomorrow."""
     now = datetime.now(UTC)
@@ -145,17 +132,6 @@ def test_a_block_is_used_and_none_is_bought(account: MotoServer, capsys: pytest.
     )
 
 
-def test_a_block_that_ends_sooner_cuts_the_limit(
-    account: MotoServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    block(account, ends_at=datetime.now(UTC) + timedelta(minutes=100, seconds=30))
-    assert fastlaunch(*SUBMIT, *IN_BLOCK) == 0
-    assert (
-        "--max-hours is cut from 120 to 70 min: EC2 begins to end the instances of" in capsys.readouterr().err
-    )
-    assert account.sent("RunInstances")[0].tags("instance")["fastlaunch:max-minutes"] == "70"
-
-
 def test_the_budget_is_held_against_what_the_block_costs_effectively(
     account: MotoServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,17 +163,3 @@ def test_a_training_job_is_one_request(account: MotoServer, capsys: pytest.Captu
     # Nothing of EC2's was asked for, and nothing started there.
     asked = {sent.action for sent in account.sent() if sent.service == "ec2"}
     assert {name for name in asked if name.startswith(("Describe", "Run"))} == {"DescribeRegions"}
-
-
-def test_of_two_types_the_one_with_room_is_taken_and_is_the_ceiling(
-    account: MotoServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    account.quotas["us-east-1", "ml.p5.48xlarge for training job usage"] = 0
-    account.quotas["us-east-1", "ml.p4d.24xlarge for training job usage"] = 1
-    assert fastlaunch(*SUBMIT, "--backend", "sagemaker", "--instance", "p5.48xlarge,p4d.24xlarge") == 0
-    (job,) = account.training_jobs.live()
-    assert job.request["ResourceConfig"]["InstanceType"] == "ml.p4d.24xlarge"
-    err = " ".join(capsys.readouterr().err.split())
-    assert "left out: ml.p5.48xlarge in us-east-1: not enough quota" in err
-    # Known answer: 130 min at $25.251286.
-    assert "at most $54.71 of SageMaker instance time: (2 h + 10 min) x $25.2513/h, ml.p4d.24xlarge" in err

@@ -56,35 +56,7 @@ def test_the_matrix_names_cells_ceilings_and_what_is_left_out(capsys: pytest.Cap
     # At the largest batch that fits, nothing was measured.
     assert [each["usd"] for each in planned["expected"].values()] == [None, None, None]
     assert list(ceilings) == ["batch size", further, "p4d.24xlarge", "p5.48xlarge", "g6e.12xlarge"]
-    assert fastlaunch(*argv) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "left out: te-fp8 on p4d.24xlarge: " in out and out.count("left out: ") == 1
-    assert f"at most ${sum(ceilings.values()):,.2f}, of which the budget allows $200.00" in out
     assert not load_settings().home.exists()
-
-
-def test_a_cell_that_is_alone_on_its_machine_is_repeated_as_often_as_is_looked_at_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert fastlaunch("sweep", *THREE, "--dry-run", "--output", "json") == 0
-    cells = json.loads(capsys.readouterr().out)["cells"]
-    assert [cell["runs"] for cell in cells] == [3, 0, 8, 8, 8, 8]
-
-
-def test_the_matrix_of_a_script_names_its_variants_and_what_travels(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Path("train.py").write_text("")
-    argv = ("sweep", "--instance", "p4d.24xlarge,g6e.xlarge", "-L", "amp=bf16,fp32", "--dry-run")
-    script = ("--", "python", "train.py", "{amp}")
-    assert fastlaunch(*argv, "--output", "json", *script) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert [(cell["instance"], cell["label"], cell["runs"]) for cell in planned["cells"]] == [
-        (name, f"amp={amp}", 8) for name in ("p4d.24xlarge", "g6e.xlarge") for amp in ("bf16", "fp32")
-    ]
-    assert planned["files"] == ["train.py"]
-    assert fastlaunch(*argv, *script) == 0
-    assert "travels: 1 file" in capsys.readouterr().out
 
 
 def test_a_budget_of_the_ceiling_that_is_shown_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,25 +137,6 @@ def test_a_comparison_that_fails_loses_no_run_of_a_sweep(capsys: pytest.CaptureF
     assert err.count("warning: the comparison failed") == 1
     # `compare` itself says what to mend.
     assert fastlaunch("compare", f"sweep={told['id']}") == 2
-
-
-def test_the_plan_of_a_sweep_for_the_best_cell_says_the_most_it_costs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert fastlaunch("sweep", *THREE, "--until-best", "--dry-run") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "at most 8" in out and "--until-best: " in out and "all together: at most $" in out
-    assert fastlaunch("sweep", *THREE, "--until-best", "--dry-run", "--output", "json") == 0
-    # Alone on its machine or not: each competes with all.
-    assert [cell["runs"] for cell in json.loads(capsys.readouterr().out)["cells"]] == [8, 0, 8, 8, 8, 8]
-
-
-def test_variants_of_a_script_are_swept(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").write_text("")
-    script = ("-L", "amp=bf16,fp32", "--repeats", "2", "--", sys.executable, "train.py", "{amp}")
-    assert fastlaunch("sweep", "--local", *script) == 0
-    assert [run.recipe for run in runs()] == ["amp=bf16", "amp=fp32", "amp=fp32", "amp=bf16"]
-    assert "saved nothing" in capsys.readouterr().out
 
 
 @pytest.mark.slow

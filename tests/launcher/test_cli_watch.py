@@ -89,25 +89,6 @@ def test_a_run_that_failed_is_its_exit_code(
     assert shown.err.endswith(f"next: fastlaunch logs {run.run_ids[0]}\n")
 
 
-def test_watching_asks_aws_as_often_as_status_does(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = started(aws_server, "bf16", "fp32")
-    assert cloud("status") == 0
-    before = aws_server.counts()
-    assert cloud("status") == 0
-    by_status = aws_server.counts() - before
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    before = aws_server.counts()
-    assert cloud("watch", sleep=scripted(interrupt)) == 130
-    assert (aws_server.counts() - before).total() <= by_status.total(), run
-    shown = capsys.readouterr().err
-    assert "2 runs go on" in shown
-
-
 @pytest.mark.slow
 def test_a_terminal_shows_it_at_any_width_and_ctrl_c_leaves_the_run_alone() -> None:
     with launcher("submit", "--local", "--steps", "100000", FAKE_STEP_S="0.01"):

@@ -13,14 +13,9 @@ from fake_summaries import changed, compared, evaluated, runs
 from fastlaunch.analysis.best import more_runs_command
 from fastlaunch.analysis.compare import Comparison, MeasuredRun
 from fastlaunch.analysis.convergence import REFERENCE, WITHIN, WORSE
-from fastlaunch.cli.render import run_row, runs_sentence
-from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.job import Script, variant_label
-from fastlaunch.ledger.ledger import Run
-from fastlaunch.lifecycle.describe import measured as describe_measured
-from fastlaunch.measure.summary import Environment, Interval, RunSummary, read_summary
+from fastlaunch.measure.summary import RunSummary
 from fastlaunch.report.data import as_csv, as_json
 from fastlaunch.report.table import as_overview, as_table
 from fastlaunch.report.text import answer, name_of
@@ -48,24 +43,6 @@ def whole(summary: RunSummary) -> RunSummary:
     """The run of a script that records no steps, whose time in all is a hundred of them."""
     step = summary.timing.step_time_s
     return changed(summary, step_time_s=None, num_steps=0, total_time_s=100 * step.value if step else None)
-
-
-def stored_run(run_id: str, summary: RunSummary) -> Run:
-    """The run as the ledger has it."""
-    return Run(
-        id=run_id,
-        submission_id="s1",
-        created_at="2026-11-21T10:00:00+00:00",
-        backend="local",
-        state=RunState.COMPLETED,
-        reason=None,
-        workload="train.py",
-        recipe=summary.setup.recipe,
-        instance=None,
-        directory=None,
-        price=None,
-        summary=summary,
-    )
 
 
 FP32, BF16 = rows({"amp": "fp32"}, 0.1, 0.1004, 0.0997), rows({"amp": "bf16"}, 0.08, 0.0803, 0.0797)
@@ -107,7 +84,6 @@ def test_what_only_some_rows_record_is_said_of_those_and_not_compared() -> None:
 def test_a_known_batch_says_nothing_of_unknown_samples_nor_of_short_batches() -> None:
     partly = rows({"amp": "fp32"}, 0.1, 0.1004, batch_size_per_gpu=64)
     assert compared(partly, BF16).rows[0].speed.samples_per_s is None
-    assert run_row(stored_run("run", partly[0].summary))["samples_per_s"] is None
     # A batch of 64, and every other of 1: half of the samples in half of the time.
     full = rows({"last": "drop"}, 0.1, 0.1004, 0.0997, batch_size_per_gpu=64, samples_per_step=64.0)
     short = rows({"last": "keep"}, 0.051, 0.0515, 0.0512, batch_size_per_gpu=64, samples_per_step=32.5)
@@ -116,14 +92,6 @@ def test_a_known_batch_says_nothing_of_unknown_samples_nor_of_short_batches() ->
     assert drop.speed.samples_per_s is not None and keep.speed.samples_per_s is not None
     assert keep.speed.samples_per_s.value == pytest.approx(32.5 / 0.05123, rel=1e-3)
     assert keep.verdict.kind != "better"
-
-
-def test_samples_that_are_known_are_compared() -> None:
-    sized = [rows({"amp": amp}, 0.1, 0.1003, samples_per_step=8.0) for amp in ("fp32", "bf16")]
-    comparison = compared(*sized, usd_per_hour=3.6)
-    assert not warned(comparison, "compared by")
-    cost = comparison.rows[0].cost.usd_per_million_samples
-    assert cost is not None and cost.value == pytest.approx(0.001 * 0.10015 / 8 * 1e6, rel=1e-3)
 
 
 def test_the_baseline_is_the_first_variant_or_the_named_one() -> None:
@@ -198,24 +166,6 @@ def test_more_rounds_are_proposed_as_the_command_that_was_given() -> None:
         *("fastlaunch", "submit", "--local", "-L", "amp=fp32,bf16", "--repeats", str(number), "--"),
         *COMMAND,
     ]
-
-
-def test_runs_of_a_script_survive_being_stored() -> None:
-    summary = BF16[0].summary
-    stored = read_summary(json.loads(json.dumps(to_data(summary))))
-    assert stored == summary
-    assert stored.setup.variant == {"amp": "bf16"}
-    assert summary.environment != Environment() and isinstance(summary.timing.step_time_s, Interval)
-
-
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_the_row_of_a_run_has_the_time_that_there_is(is_whole: bool) -> None:
-    summary = FP32[0].summary
-    stored = stored_run("run", whole(summary) if is_whole else summary)
-    row = run_row(stored)
-    assert (row["step_time"], row["note"]) == ((None, "10.0 s in all") if is_whole else ("100 ms", None))
-    assert (describe_measured(stored) or "").startswith("10.0 s in all" if is_whole else "100 ms")
-    assert runs_sentence([stored], "amp=fp32 gives 1.") == "amp=fp32 gives 1."
 
 
 def version(run: MeasuredRun, files: dict[str, str], commit: str | None = None, day: int = 1) -> MeasuredRun:

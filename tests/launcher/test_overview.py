@@ -6,23 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_summaries import CATALOGUE, TODAY, by_recipe, compared, runs
+from fake_summaries import CATALOGUE, by_recipe, compared, runs
 
 from fastlaunch.analysis.best import best_of
 from fastlaunch.analysis.compare import MeasuredRun
-from fastlaunch.cli.demo import compared_measurements
 from fastlaunch.cli.main import run
-from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.lifecycle.rounds import RowVerdict
-from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import finish_table
 from fastlaunch.report.data import rows_to_json
-from fastlaunch.report.table import as_markdown, as_overview, as_table, in_order, why
-from fastlaunch.report.text import all_notes, answer, answer_to_json, decisive_notes
+from fastlaunch.report.table import as_markdown, as_overview, as_table, why
+from fastlaunch.report.text import all_notes, answer, answer_to_json
 from fastlaunch_train.records.records import Check
 
 FOUR = [
@@ -32,32 +29,6 @@ FOUR = [
     *runs("te-fp8", 0.05),
     *runs("bf16", 0.15, 0.15, batch_size_per_gpu=128, samples_per_step=128.0),
 ]
-
-
-def test_rows_are_in_the_order_of_their_value_and_by_what_is_known_of_them() -> None:
-    lines = as_overview(compared(FOUR, usd_per_hour=3.6), width=100).splitlines()
-    assert [line.split("  ")[0] for line in lines[4:11]] == [
-        *("compile", "bf16 at batch 64", "fp32"),
-        *("no interval, so in no order with the others:", "te-fp8"),
-        *("another batch: throughput, not training progress:", "bf16 at batch 128"),
-    ]
-    assert "1.250" in lines[4] and "better" in lines[4]
-    # A single run bought the most, so its bar is the longest.
-    assert [line.count("█") for line in (lines[8], lines[4], lines[5], lines[6])] == [16, 10, 8, 4]
-
-
-def test_what_no_figure_counts_is_said_under_the_table() -> None:
-    rows = [*runs("bf16", 0.1, uncounted=("one of two",)), *runs("fp32", 0.2, uncounted=("three of four",))]
-    text = as_overview(compared(rows), width=100)
-    assert "* bf16: one of two" in text and "* fp32: three of four" in text
-
-
-def test_a_note_names_a_few_of_many_rows_and_none_if_it_is_of_all_that_are_ranked() -> None:
-    gelu = {run_id: each for run_id, each in shipped_summaries().items() if each.setup.workload == "gelu"}
-    rows = in_order(compared_measurements(gelu, CATALOGUE, TODAY).rows)
-    names = [note.partition(": ")[0] for note in decisive_notes(rows, rows)]
-    assert any(name.startswith("the baseline's runs vary") for name in names)
-    assert "compile precision=fp32, library precision=fp32 and 2 more" in names
 
 
 def test_the_answer_in_json_agrees_with_the_verdicts_of_its_sentence() -> None:
@@ -75,14 +46,6 @@ def test_the_answer_in_json_agrees_with_the_verdicts_of_its_sentence() -> None:
     assert ratio is not None and (found["best"], found["runner_up"]) == ("bf16", "compile")
     assert found["ratio"]["value"] == pytest.approx(1 / ratio.value)
     assert ratio.high is not None and found["ratio"]["low"] == pytest.approx(1 / ratio.high)
-
-
-def test_long_names_wrap_at_80_columns() -> None:
-    long = "compile-reduce-overhead precision=fp32 learning_rate=0.00025 optimizer=adafactor"
-    text = as_overview(compared([*runs("bf16", 0.1, 0.1), *runs(long, 0.09, 0.09)]), width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    # None is cut: rows may differ in their last words alone.
-    assert all(word in text for word in long.split())
 
 
 def test_the_best_row_and_those_that_may_be_it() -> None:
@@ -173,17 +136,6 @@ def test_limits_say_nothing_from_ten_times_each_way(
     low: float | None, high: float | None, is_boundless: bool
 ) -> None:
     assert Interval(value=1.0, low=low, high=high).is_boundless is is_boundless
-
-
-def test_what_there_is_to_know_of_a_row() -> None:
-    comparison = compared(FOUR)
-    text = why(comparison, "compile")
-    assert text.splitlines()[0].startswith("vit-huge, compile: better, 3 runs, 1.250x images/s (")
-    assert all(f"* {reason}" in text for reason in by_recipe(comparison)["compile"].verdict.reasons)
-    assert why(comparison, "compile-2") == text
-    with pytest.raises(UnknownName):
-        why(comparison, "nothing")
-    assert "one run: a second and third give a verdict" in all_notes(comparison)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attempt_builders import run_with
 from fake_records import write_run
 from fake_summaries import changed
 
@@ -19,7 +20,7 @@ from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
-from fastlaunch.measure.summary import Interval, RunSummary, StepProfile
+from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch_train.recipes.recipes import RECIPES
 
 
@@ -42,19 +43,16 @@ def run(
         summary = changed(
             summary, step_time_s=Interval(value=seconds, low=seconds * 0.99, high=seconds * 1.01)
         )
-    return Run(
+    return run_with(
         id="r1",
-        submission_id="s1",
-        created_at="2026-11-21T10:00:00+00:00",
         backend="local",
         state=state,
         reason=reason,
-        workload="vit-huge",
         recipe=recipe,
         instance=None,
         directory=Path("/home/user/runs/r1"),
-        price=None,
         summary=summary,
+        purchase=None,
     )
 
 
@@ -64,14 +62,6 @@ def test_the_closing_sentence_is_that_of_compare_with_what_it_leaves_out(summary
     lines = runs_sentence(runs, answer).splitlines()
     assert lines[0] == "bf16 gives the most." and lines[1].endswith("1 of 4 runs gave no step time.")
     assert runs_sentence(runs[:3], answer) == answer
-
-
-def test_where_a_step_s_time_goes_is_said_of_a_profiled_run(summary: RunSummary) -> None:
-    parts = {"data": 0.01, "forward": 0.04, "backward": 0.1499, "other": 0.0001}
-    profiled = changed(summary, profile=StepProfile(num_steps=3, step_time_s=0.2, parts_s=parts))
-    assert runs_sentence([run(profiled), run(summary)], "bf16 gives 1.").splitlines()[1:] == [
-        "A step of bf16 is 75% backward, 20% forward, 5% data, by its profile."
-    ]
 
 
 def test_runs_that_contradict_are_left_out(summary: RunSummary) -> None:
@@ -134,20 +124,6 @@ def test_the_next_command_is_one_that_has_something_to_show(
     assert next_after(stopped) == "next: fastlaunch logs 20261121-090312-k3f9"
     print_runs([a_run(RunState.FAILED, tmp_path)], output="table")
     assert f"{tmp_path / LOG}:\nit said something\n" in capsys.readouterr().err
-
-
-def test_the_log_of_a_run_that_failed_after_it_was_measured_is_shown_and_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], summary: RunSummary
-) -> None:
-    log = "Traceback (most recent call last):\n  in train\nValueError: no such label\n"
-    (tmp_path / LOG).write_text(log)
-    done = replace(run(summary, 0.1), backend="local", directory=tmp_path)
-    failed = replace(done, state=RunState.FAILED, reason="failed: ValueError: no such label")
-    print_runs([failed], output="table")
-    err = capsys.readouterr().err
-    assert log in err and err.splitlines()[-1] == f"next: fastlaunch logs {failed.id}"
-    print_runs([done, failed], output="table")
-    assert capsys.readouterr().err.splitlines()[-1] == "next: fastlaunch compare"
 
 
 def test_of_several_runs_that_were_stopped_the_one_that_can_go_on_is_next(

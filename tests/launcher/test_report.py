@@ -148,85 +148,17 @@ def test_a_quantity_of_any_topic_has_its_limits_in_csv() -> None:
     assert [second[name] for name in names] == ["777.0", "770.0", "784.0"]
 
 
-def test_the_table_of_the_published_experiment() -> None:
-    text = as_table(figures("fp8-experiment", datetime.date(2023, 11, 15)))
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 120
-    above, below = text.split("throughput, not training progress")
-    for cells in (
-        "p4d.24xlarge bf16 64 410 1,249 119 38.2 32.77 7.29 1.000 1.000 baseline",
-        "p5.48xlarge bf16 64 199 2,573 246 24.8 98.32 10.62 0.687 2.060 no interval",
-        "p4d.24xlarge te-article 64 332 1,542 147 47.2 32.77 5.90 1.235 1.235 not ranked",
-    ):
-        assert any(line.split() == cells.split() for line in above.splitlines()), cells
-    assert "te-article-fp8" in below and "te-article-fp8" not in above
-    assert "* p5.48xlarge: $98.32/h as of 2023-07-31" in text
-    assert "published, without repeats" in text
-    assert not any(name in lines[2] for name in ("compile", "runs", "tokens"))
-
-
-def test_the_table_of_runs_here() -> None:
-    text = as_table(compared([*TWO, *runs("te-fp8", 0.06, 0.0603, precision="fp8")], usd_per_hour=2.0))
-    lines = text.splitlines()
-    assert lines[0] == "vit-huge on NVIDIA H200: 1 GPU, batch 64 each, data synthetic, 2 runs a row"
-    assert lines[2].split("  ")[0] == "recipe"
-    assert "% fp8 peak" in lines[2]
-    assert re.search(r"^compile +80\.2 ±\d\.\d% .* better$", text, re.MULTILINE)
-    before = text[text.index("time before the measured steps") :]
-    assert re.search(r"^compile +1\.5 +12\.0 +2\.5$", before, re.MULTILINE)
-    assert re.search(r"^bf16 +1\.5 +n/a +2\.5$", before, re.MULTILINE)
-    assert "* each row: $2/h as given" in lines
-
-
-def test_what_a_forward_pass_ran_is_told_of_rows_that_ran_the_same_together() -> None:
-    apart = {"kernels": "5 kernels a tensor: Mul x3, add, erf"}
+def test_the_kernels_of_a_forward_pass_are_those_of_the_row() -> None:
     fused = {"kernels": "1 kernel a tensor: fused_mul_div_erf_add_mul"}
-    rows = [*runs("bf16", 0.1, **apart), *runs("compile", 0.05, **fused), *runs("jit-script", 0.06, **fused)]
-    text = as_table(compared(rows))
-    first, second, *_ = text.partition("kernels of one forward pass:\n")[2].splitlines()
-    assert first == "* bf16: 5 kernels a tensor: Mul x3, add, erf"
-    assert second == "* compile, jit-script: 1 kernel a tensor: fused_mul_div_erf_add_mul"
-    assert "forward pass" not in as_table(compared(rows), brief=True)
-    assert "forward pass" not in as_table(compared(runs("bf16", 0.1)))
-    found = [row["kernels"] for row in to_json(compared(rows))["rows"]]
-    assert found == [[apart["kernels"]], [fused["kernels"]], [fused["kernels"]]]
-
-
-def test_prices_that_were_chosen_name_their_instances_and_one_that_nobody_sells_is_told_apart() -> None:
-    here = [*runs("bf16", 0.1, device_name="NVIDIA H100 80GB HBM3"), *runs("bf16", 0.08)]
-    whole, share = (
-        ChargedAs(instance="p5.4xlarge"),
-        ChargedAs(instance="p5en.48xlarge", share=Fraction(1, 8)),
+    comparison = compared(
+        [*runs("bf16", 0.1), *runs("compile", 0.05, **fused), *runs("jit-script", 0.06, **fused)]
     )
-    text = as_table(compared(here, price_as=(whole, share)))
-    assert re.search(r" \$/h ", text) and "prorated $/h" not in text
-    assert re.search(r"^NVIDIA H100 80GB HBM3 .* 6\.88 ", text, re.MULTILINE)
-    assert re.search(r"^NVIDIA H200 .* prorated 7\.91 ", text, re.MULTILINE)
-    assert "* charged as p5.4xlarge: $6.88/h as of 2026-07-20" in text
-    assert "* prorated price, not sold separately: 1/8 of p5en.48xlarge: $7.912/h" in text
-
-
-def test_a_table_that_would_be_too_wide_is_two() -> None:
-    candidates = [
-        *runs("bf16", 0.1, 0.1005, instance="p5en.48xlarge", num_gpus=8),
-        *runs("compile-max-autotune", 0.08, 0.0803, 0.08, instance="p5.48xlarge", num_gpus=8),
-        *runs("te-fp8", 0.06, 0.0603, precision="fp8", instance="p5en.48xlarge", num_gpus=8),
+    assert [row["kernels"] for row in to_json(comparison)["rows"]] == [
+        [],
+        [fused["kernels"]],
+        [fused["kernels"]],
     ]
-    text = as_table(compared(candidates))
-    assert max(map(len, text.splitlines())) <= 120
-    of_speed, of_cost = text.split("\n\n")[1:3]
-    assert "% fp8 peak" in of_speed and "verdict" not in of_speed
-    assert "$/M images" in of_cost and "verdict" in of_cost and "step ms" not in of_cost
-    for grid in (of_speed, of_cost):
-        assert re.search(r"^p5\.48xlarge +compile-max-autotune ", grid, re.MULTILINE)
-    assert "* compile-max-autotune on p5.48xlarge: ran on another machine than the baseline" in text
-    # In a narrow terminal already what would fit into 120.
-    candidates = [*runs("bf16", 0.1, 0.1005), *runs("te-fp8", 0.06, 0.0603, precision="fp8")]
-    whole = as_table(compared(candidates, usd_per_hour=8.0)).split("\n\n")[1]
-    assert "step ms" in whole and "verdict" in whole
-    text = as_table(compared(candidates, usd_per_hour=8.0), width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "verdict" not in text.split("\n\n")[1] and "verdict" in text.split("\n\n")[2]
+    assert f"* compile, jit-script: {fused['kernels']}" in as_table(comparison)
 
 
 def test_the_answer_of_the_published_experiment() -> None:
@@ -242,8 +174,6 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
 @pytest.mark.parametrize(
     ("candidates", "sentence"),
     [
-        (runs("bf16", 0.1), r"bf16 gives 640 images/s\."),
-        (TWO, r"compile gives 798 images/s, 25\.0% more than bf16 \(between \+\d+\.\d% and \+\d+\.\d%\)\."),
         (
             [*runs("bf16", 0.1, 0.1005), *runs("fp32", 0.3, 0.3005), *runs("tf32", 0.2, 0.2005)],
             r"bf16 gives 638 images/s, 99\.\d% more than tf32, the next best \(between \+97\.\d% and .*%\)\.",
@@ -251,10 +181,6 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         (
             [*SETTLED, *runs("tf32", 0.08, 0.0801, 0.0799)],
             r"(compile|tf32) gives .* more than bf16 .*; best is one of: (compile, tf32|tf32, compile)\.",
-        ),
-        (
-            [*runs("bf16", *[0.1, 0.1001] * 3), *runs("tf32", *[0.1, 0.1001] * 3)],
-            "tf32 and bf16 give the same images/s within 2%.*",
         ),
         (
             [*runs("bf16", 0.1, 0.102, 0.101), *runs("tf32", 0.102, 0.1, 0.1)],
@@ -278,7 +204,6 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
             [*SETTLED, *runs("te-fp8", 0.05)],
             r"compile gives .*%\); te-fp8 shows 60\.0% more, but has no interval\.",
         ),
-        ([*SETTLED, *runs("te-fp8", *[0.09] * 3)], r".* than bf16 \(between \+\d+\.\d% and \+\d+\.\d%\)\."),
     ],
 )
 def test_the_answer(candidates: list[MeasuredRun], sentence: str) -> None:

@@ -4,7 +4,8 @@ import io
 import json
 import lzma
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -72,6 +73,7 @@ class Person:
     name: str
     home: Path
     ledger: Ledger
+    folder: sharing.SharedFolder
 
     def made(self, recipe: str = "bf16", *, run_id: str | None = None, session: str | None = None) -> str:
         """Return the id of a run that has ended here."""
@@ -96,14 +98,13 @@ class Person:
         self.ledger.set_state(run_id, RunState.COMPLETED)
         return run_id
 
-    def push(self, folder: sharing.SharedFolder, *, dry_run: bool = False) -> sharing.Transfer:
+    def push(self, *, dry_run: bool = False) -> sharing.Transfer:
         own = [run for run in self.ledger.select() if run.owner is None]
-        return sharing.push(
-            own, folder, owner=self.name, account=lambda run: ACCOUNTS[self.name], dry_run=dry_run
-        )
+        account = ACCOUNTS[self.name]
+        return sharing.push(own, self.folder, owner=self.name, account=lambda run: account, dry_run=dry_run)
 
-    def pull(self, folder: sharing.SharedFolder, *, dry_run: bool = False) -> sharing.Transfer:
-        return sharing.pull(self.ledger, folder, self.home / "shared", owner=self.name, dry_run=dry_run)
+    def pull(self, *, dry_run: bool = False) -> sharing.Transfer:
+        return sharing.pull(self.ledger, self.folder, self.home / "shared", owner=self.name, dry_run=dry_run)
 
     def runs(self) -> dict[str, Run]:
         return {run.id: run for run in self.ledger.select()}
@@ -113,29 +114,31 @@ class Person:
         return {run.recorded_id: run for run in self.ledger.select()}
 
 
-@pytest.fixture
-def folder() -> sharing.SharedFolder:
-    return sharing.SharedFolder(store=Bucket(), region="us-east-1", bucket="team", prefix="runs/")
+class Team:
+    """People with a folder of S3 in common."""
+
+    def __init__(self, home: Path, names: Collection[str]) -> None:
+        for name in names:
+            (home / name).mkdir()
+        self.bucket = Bucket()
+        self.folder = sharing.SharedFolder(
+            store=self.bucket, region="us-east-1", bucket="team", prefix="runs/"
+        )
+        self.people = [
+            Person(name=name, home=home / name, ledger=Ledger(home / name / "l.sqlite"), folder=self.folder)
+            for name in names
+        ]
+        self.ann, self.bob, self.cem, *_ = self.people
+
+    def close(self) -> None:
+        for person in self.people:
+            person.ledger.close()
 
 
 @pytest.fixture
-def meet(tmp_path: Path) -> Iterator[Callable[[str], Person]]:
-    opened: list[Ledger] = []
-
-    def person(name: str) -> Person:
-        home = tmp_path / f"{len(opened)}-{name}"
-        home.mkdir()
-        opened.append(Ledger(home / "ledger.sqlite"))
-        return Person(name=name, home=home, ledger=opened[-1])
-
-    yield person
-    for ledger in opened:
-        ledger.close()
-
-
-def bucket_of(folder: sharing.SharedFolder) -> Bucket:
-    assert isinstance(folder.store, Bucket)
-    return folder.store
+def team(tmp_path: Path) -> Iterator[Team]:
+    with closing(Team(tmp_path, ACCOUNTS)) as met:
+        yield met
 
 
 def summary_of(run: Run) -> RunSummary:
@@ -162,13 +165,11 @@ def packed(files: dict[str, bytes]) -> bytes:
     return body.getvalue()
 
 
-def test_a_shared_run_says_whose_it_is_and_measures_the_same(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_a_shared_run_says_whose_it_is_and_measures_the_same(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     run_id = ann.made()
-    assert ann.push(folder) == sharing.Transfer(new=[run_id])
-    (here_id,) = bob.pull(folder).new
+    assert ann.push() == sharing.Transfer(new=[run_id])
+    (here_id,) = bob.pull().new
     here, there = bob.runs()[here_id], ann.runs()[run_id]
     assert here.recorded_id == run_id and bob.ledger.get(run_id).id == here_id
     assert (here.owner, here.account, here.backend) == ("ann", ACCOUNTS["ann"], "import")
@@ -186,85 +187,77 @@ def test_a_shared_run_says_whose_it_is_and_measures_the_same(
     assert bob.ledger.select(["owner=bob"]) == []
 
 
-def test_what_is_private_stays(meet: Callable[[str], Person], folder: sharing.SharedFolder) -> None:
-    ann = meet("ann")
+def test_what_is_private_stays(team: Team) -> None:
+    ann = team.ann
     run_id = ann.made()
-    ann.push(folder)
-    (body,) = bucket_of(folder).objects.values()
+    ann.push()
+    (body,) = team.bucket.objects.values()
     run_file = content(body)[f"{run_id}/run.json"].decode()
     assert "sesame" not in run_file and str(ann.home) not in run_file
     assert {"plan", "attempts", "command", "directory", "history"}.isdisjoint(json.loads(run_file))
 
 
-def test_again_nothing_is_sent_and_nothing_fetched(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_again_nothing_is_sent_and_nothing_fetched(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     runs = [ann.made(), ann.made("compile")]
-    assert ann.push(folder, dry_run=True).new == runs and bucket_of(folder).calls == []
-    ann.push(folder)
-    would = bob.pull(folder, dry_run=True).new
+    assert ann.push(dry_run=True).new == runs and team.bucket.calls == []
+    ann.push()
+    would = bob.pull(dry_run=True).new
     assert len(would) == 2 and bob.runs() == {}
-    assert bob.pull(folder).new == would and bob.origins().keys() == {*runs}
-    before = list(bucket_of(folder).calls)
-    assert ann.push(folder).known == runs and bob.pull(folder).known == would
-    assert bucket_of(folder).calls == before
+    assert bob.pull().new == would and bob.origins().keys() == {*runs}
+    before = list(team.bucket.calls)
+    assert ann.push().known == runs and bob.pull().known == would
+    assert team.bucket.calls == before
     # Nor does Ann get her own back.
-    assert sorted(ann.pull(folder).known) == sorted(runs) and len(ann.runs()) == 2
+    assert sorted(ann.pull().known) == sorted(runs) and len(ann.runs()) == 2
 
 
-def test_what_was_summarised_anew_comes_beside_and_the_last_counts(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob, cem = meet("ann"), meet("bob"), meet("cem")
+def test_what_was_summarised_anew_comes_beside_and_the_last_counts(team: Team) -> None:
+    ann, bob, cem = team.ann, team.bob, team.cem
     run_id = ann.made()
-    ann.push(folder)
-    (first,) = bob.pull(folder).new
+    ann.push()
+    (first,) = bob.pull().new
     summary = ann.runs()[run_id].summary
     assert summary is not None
     ann.ledger.set_summary(run_id, replace(summary, startup=replace(summary.startup, boot_s=41.0)))
-    assert ann.push(folder).updated == [run_id]
-    done = bob.pull(folder)
+    assert ann.push().updated == [run_id]
+    done = bob.pull()
     (second,) = done.new
     assert done.beside == {second: first} and bob.runs().keys() == {first, second}
-    assert bob.pull(folder).known == [first, second]
+    assert bob.pull().known == [first, second]
     # Whoever comes later has the same.
-    assert cem.pull(folder).new == [first, second] == list(cem.runs())
+    assert cem.pull().new == [first, second] == list(cem.runs())
     for person in (bob, cem):
         kept, left_out = measured_runs(person.ledger.select(), "us-east-1", with_shared=False)
         assert [run.run_id for run in kept] == [second] and len(left_out) == 1
         assert kept[0].summary.startup.boot_s == 41.0
 
 
-def test_runs_of_others_and_runs_under_way_are_not_pushed(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_runs_of_others_and_runs_under_way_are_not_pushed(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     theirs = ann.made()
-    ann.push(folder)
-    bob.pull(folder)
+    ann.push()
+    bob.pull()
     planned = bob.ledger.new_run_id()
     bob.ledger.add_run(
         bob.ledger.add_submission("x"), planned, spec={}, plan=None, workload="w", recipe="r", backend="local"
     )
-    done = sharing.push(bob.ledger.select(), folder, owner="bob", account=lambda run: None)
+    done = sharing.push(bob.ledger.select(), team.folder, owner="bob", account=lambda run: None)
     (pulled,) = [run.id for run in bob.runs().values() if run.recorded_id == theirs]
     assert set(done.left_out) == {pulled, planned} and "ann" in done.left_out[pulled]
-    assert len(bucket_of(folder).objects) == 1
+    assert len(team.bucket.objects) == 1
 
 
-def test_runs_of_one_id_stay_beside_each_other(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob, cem = meet("ann"), meet("bob"), meet("cem")
+def test_runs_of_one_id_stay_beside_each_other(team: Team) -> None:
+    ann, bob, cem = team.ann, team.bob, team.cem
     run_id = ann.made("compile")
-    ann.push(folder)
+    ann.push()
     cem.made("fp32", run_id=run_id)
-    cem.push(folder)
+    cem.push()
     bob.made("bf16", run_id=run_id)
     submission = bob.runs()[run_id].submission_id
-    first, second = bob.pull(folder).new
-    assert bob.pull(folder) == sharing.Transfer(known=[first, second])
+    first, second = bob.pull().new
+    assert bob.pull() == sharing.Transfer(known=[first, second])
     runs = bob.runs()
     assert [(run.owner, run.recipe) for run in runs.values()] == [
         *((None, "bf16"), ("ann", "compile"), ("cem", "fp32"))
@@ -282,32 +275,28 @@ def test_runs_of_one_id_stay_beside_each_other(
         assert [run.run_id for run in joined] == [own]
 
 
-def test_no_id_of_a_sender_joins_a_submission(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
+def test_no_id_of_a_sender_joins_a_submission(team: Team) -> None:
     """A sender who knows ids of others gives them as those of the own run's submission and session."""
-    ann, bob, eve = meet("ann"), meet("bob"), meet("eve")
+    ann, bob, eve = team.ann, team.bob, team.cem
     of_bob = bob.made()
     submission = bob.runs()[of_bob].submission_id
     for person in (ann, eve):
         run_id = person.made(session=submission)
         run = replace(person.runs()[run_id], submission_id=submission)
-        sharing.push([run], folder, owner=person.name, account=lambda run: ACCOUNTS["ann"])
-    bob.pull(folder)
+        sharing.push([run], team.folder, owner=person.name, account=lambda run: ACCOUNTS["ann"])
+    bob.pull()
     stored = bob.runs().values()
     assert len({run.submission_id for run in stored}) == 3
     kept, _ = measured_runs(list(stored), "us-east-1", with_shared=True)
     assert len({time.session for run in kept for time in run_times(Group(runs=[run], measure=STEP), 0)}) == 3
 
 
-def test_runs_of_others_are_no_evidence_unless_they_are_asked_for(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_runs_of_others_are_no_evidence_unless_they_are_asked_for(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     ann.made()
-    ann.push(folder)
+    ann.push()
     own = bob.made()
-    (theirs,) = bob.pull(folder).new
+    (theirs,) = bob.pull().new
     runs = bob.ledger.select()
     alone, notes = evidence_of(runs, "us-east-1", with_shared=False)
     assert [run.run_id for run in alone] == [own] and len(notes) == 1
@@ -317,39 +306,35 @@ def test_runs_of_others_are_no_evidence_unless_they_are_asked_for(
     assert len(group.runs) == 2
 
 
-def test_whose_a_run_is_says_the_folder(meet: Callable[[str], Person], folder: sharing.SharedFolder) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_whose_a_run_is_says_the_folder(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     ann.made()
-    ann.push(folder)
-    bucket = bucket_of(folder)
+    ann.push()
+    bucket = team.bucket
     ((key, body),) = bucket.objects.items()
     bucket.objects.clear()
     for place in (key.replace("ann/", "eve/"), key.replace("ann/", ""), key.replace("ann/", "../")):
         bucket.put_object("us-east-1", "team", place, body)
-    done = bob.pull(folder)
+    done = bob.pull()
     ((name, why),) = done.left_out.items()
     assert name.startswith("eve/") and "eve" in why and bob.runs() == {}
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "ann*", "\u0430nn", "ann\n"])
-def test_a_name_that_is_no_folder_shares_nothing(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder, name: str
-) -> None:
-    ann = meet("ann")
+def test_a_name_that_is_no_folder_shares_nothing(team: Team, name: str) -> None:
+    ann = team.ann
     ann.made()
     with pytest.raises(UserError):
-        sharing.push(ann.ledger.select(), folder, owner=name, account=lambda run: None)
-    assert bucket_of(folder).objects == {}
+        sharing.push(ann.ledger.select(), team.folder, owner=name, account=lambda run: None)
+    assert team.bucket.objects == {}
 
 
 @pytest.mark.parametrize("name", ["a+n=n,@b.c_d-e", "AROAEXAMPLE:ann@acme.com", "...", "123456789012"])
-def test_every_name_of_iam_is_a_folder(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder, name: str
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_every_name_of_iam_is_a_folder(team: Team, name: str) -> None:
+    ann, bob = team.ann, team.bob
     ann.made()
-    sharing.push(ann.ledger.select(), folder, owner=name, account=lambda run: None)
-    bob.pull(folder)
+    sharing.push(ann.ledger.select(), team.folder, owner=name, account=lambda run: None)
+    bob.pull()
     assert [run.owner for run in bob.runs().values()] == [name]
 
 
@@ -397,20 +382,18 @@ def made_script(person: Person, *words: str) -> str:
     return run_id
 
 
-def test_a_scripts_words_stay_unless_they_are_asked_for(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_a_scripts_words_stay_unless_they_are_asked_for(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     run_ids = [
         made_script(ann, f"--token={SECRET}", "--data", f"/home/ann/{n}")
         for n in ("private", "other", "private")
     ]
-    assert len(ann.push(folder).new) == 3
-    for body in bucket_of(folder).objects.values():
+    assert len(ann.push().new) == 3
+    for body in team.bucket.objects.values():
         for name, data in content(body).items():
             text = (lzma.decompress(data) if name.endswith(".xz") else data).decode()
             assert SECRET not in text and "/home/ann" not in text and "amp=bf16" in text
-    assert len(bob.pull(folder).new) == 3
+    assert len(bob.pull().new) == 3
     # The same command is the same row, and another one another.
     kept, _ = measured_runs(bob.ledger.select(), "us-east-1", with_shared=False)
     assert sorted(len(group.runs) for group in pool(kept)[0]) == [1, 2]
@@ -420,8 +403,10 @@ def test_a_scripts_words_stay_unless_they_are_asked_for(
         kept, _ = measured_runs(bob.ledger.select(), "us-east-1", with_shared=with_shared)
         assert sorted(len(group.runs) for group in pool(kept)[0]) == sizes
     assert bob.runs()[own].script is not None
-    sharing.push([ann.runs()[run_ids[0]]], folder, owner="ann", account=lambda run: None, with_words=True)
-    assert SECRET in content([*bucket_of(folder).objects.values()][-1])[f"{run_ids[0]}/run.json"].decode()
+    sharing.push(
+        [ann.runs()[run_ids[0]]], team.folder, owner="ann", account=lambda run: None, with_words=True
+    )
+    assert SECRET in content([*team.bucket.objects.values()][-1])[f"{run_ids[0]}/run.json"].decode()
 
 
 @pytest.mark.parametrize(
@@ -442,23 +427,21 @@ def test_no_piece_of_a_word_is_left_in_a_message(word: str, message: str) -> Non
 
 
 @pytest.mark.parametrize("verb", ["push", "pull"])
-def test_after_a_lost_network_the_rest_is_done(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder, verb: str
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_after_a_lost_network_the_rest_is_done(team: Team, verb: str) -> None:
+    ann, bob = team.ann, team.bob
     runs = [ann.made() for _ in range(3)]
-    bucket = bucket_of(folder)
+    bucket = team.bucket
     if verb == "pull":
-        ann.push(folder)
+        ann.push()
         bucket.calls.clear()
     bucket.fails_after = 2
     transfer = ann.push if verb == "push" else bob.pull
     with pytest.raises(CloudRefused):
-        transfer(folder)
+        transfer()
     bucket.fails_after = None
-    assert len(transfer(folder).known) == 2
+    assert len(transfer().known) == 2
     assert len(bucket.calls) == 3
-    bob.pull(folder)
+    bob.pull()
     assert bob.origins().keys() == set(runs)
 
 
@@ -506,23 +489,23 @@ HOSTILE: dict[str, Callable[[dict[str, bytes], str], bytes]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_is_not_a_shared_run_is_left_out_and_the_others_come(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder, tmp_path: Path, kind: str
+    team: Team, tmp_path: Path, kind: str
 ) -> None:
-    ann, bob = meet("ann"), meet("bob")
+    ann, bob = team.ann, team.bob
     bad, good = ann.made(), ann.made()
-    ann.push(folder)
-    bucket = bucket_of(folder)
+    ann.push()
+    bucket = team.bucket
     key = next(key for key in bucket.objects if bad in key)
     bucket.objects[key] = HOSTILE[kind](content(bucket.objects[key]), bad)
     before = {path for path in tmp_path.rglob("*") if bob.home not in (path, *path.parents)}
-    done = bob.pull(folder)
+    done = bob.pull()
     assert (len(done.new), [f"runs/{name}" for name in done.left_out]) == (1, [key])
     assert bob.origins().keys() == {good}
     assert {path for path in tmp_path.rglob("*") if bob.home not in (path, *path.parents)} == before
     # Repaired, it comes.
     del bucket.objects[key]
-    ann.push(folder)
-    bob.pull(folder)
+    ann.push()
+    bob.pull()
     assert bob.origins().keys() == {good, bad}
 
 
@@ -531,39 +514,36 @@ def test_what_is_not_a_shared_run_is_left_out_and_the_others_come(
     [(sharing, "MAX_PACKED_BYTES", 100), (importer, "MAX_UNPACKED_BYTES", 1000)],
 )
 def test_a_run_that_is_too_large_is_left_out(
-    meet: Callable[[str], Person],
-    folder: sharing.SharedFolder,
+    team: Team,
     monkeypatch: pytest.MonkeyPatch,
     module: object,
     limit: str,
     value: int,
 ) -> None:
-    ann, bob = meet("ann"), meet("bob")
+    ann, bob = team.ann, team.bob
     ann.made()
-    ann.push(folder)
+    ann.push()
     monkeypatch.setattr(module, limit, value)
-    assert [f"runs/{name}" for name in bob.pull(folder).left_out] == list(bucket_of(folder).objects)
+    assert [f"runs/{name}" for name in bob.pull().left_out] == list(team.bucket.objects)
     assert bob.runs() == {}
 
 
-def test_other_objects_and_one_that_is_gone(
-    meet: Callable[[str], Person], folder: sharing.SharedFolder
-) -> None:
-    ann, bob = meet("ann"), meet("bob")
+def test_other_objects_and_one_that_is_gone(team: Team) -> None:
+    ann, bob = team.ann, team.bob
     ann.made()
-    ann.push(folder)
-    bucket = bucket_of(folder)
+    ann.push()
+    bucket = team.bucket
     (key,) = bucket.objects
     for name in ("notes.txt", "../x.0123456789abcdef.tar.xz", "b.0123456789abcdef.tar.xz", "a/x.tar.xz"):
         bucket.put_object("us-east-1", "team", f"runs/{name}", b"")
-    assert len(bob.pull(folder, dry_run=True).new) == 1
+    assert len(bob.pull(dry_run=True).new) == 1
     bucket.download = lambda *args, **kwargs: False  # type: ignore[method-assign]
-    assert [f"runs/{name}" for name in bob.pull(folder).left_out] == [key]
+    assert [f"runs/{name}" for name in bob.pull().left_out] == [key]
     assert key in bucket.objects
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["make", "push", "pull"]), st.integers(0, 2)), min_size=3, max_size=14
+    st.tuples(st.sampled_from(["make", "push", "pull"]), st.integers(0, 2)), min_size=3, max_size=10
 )
 
 
@@ -572,11 +552,8 @@ STEPS = st.lists(
 def test_in_any_order_ledgers_merge_into_the_union_without_a_double(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
-    home = tmp_path_factory.mktemp("team")
-    folder = sharing.SharedFolder(store=Bucket(), region="us-east-1", bucket="team", prefix="")
-    people = [
-        Person(name=name, home=home / name, ledger=Ledger(home / f"{name}.sqlite")) for name in ACCOUNTS
-    ]
+    team = Team(tmp_path_factory.mktemp("team"), ACCOUNTS)
+    people = team.people
     made: dict[str, str] = {}
     try:
         for verb, index in steps:
@@ -584,17 +561,16 @@ def test_in_any_order_ledgers_merge_into_the_union_without_a_double(
             if verb == "make":
                 made[person.made()] = person.name
             else:
-                getattr(person, verb)(folder)
+                getattr(person, verb)()
         for verb in ("push", "pull"):
             for person in people:
-                assert getattr(person, verb)(folder).left_out == {}
+                assert getattr(person, verb)().left_out == {}
         for person in people:
             runs = person.origins()
             assert len(runs) == len(person.runs())
             assert {run.recorded_id: run.owner or person.name for run in runs.values()} == made
-            again = person.pull(folder)
+            again = person.pull()
             assert (again.new, again.updated) == ([], [])
-        assert len(bucket_of(folder).objects) == len(made)
+        assert len(team.bucket.objects) == len(made)
     finally:
-        for person in people:
-            person.ledger.close()
+        team.close()
