@@ -291,12 +291,17 @@ def test_a_page_is_written_whole_and_never_over_another_file(
 ) -> None:
     import_runs(tmp_path / "runs", num_rounds=1)
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # the second time over its own
-        assert run(["report", "--measured-only"]) == 0
+    typed = ["report", "recipe=*", "--measured-only"]
+    capsys.readouterr()
+    assert run(typed) == 0
+    # No run has a price, so the same command with one is proposed last.
+    proposed = shlex.split(capsys.readouterr().err.splitlines()[-1].removeprefix("next: fastlaunch "))
+    assert set(typed) <= set(proposed) and "--price-as" in proposed
+    assert run(proposed) == 0  # over its own page
+    assert "next:" not in capsys.readouterr().err
     assert Path("report.html").read_text().startswith("<!doctype")
     Path("report.html").write_text("<p>somebody's own")
-    capsys.readouterr()
-    assert run(["report", "--measured-only"]) == 2
+    assert run(typed) == 2
     assert "report.html" in capsys.readouterr().err
     assert Path("report.html").read_text() == "<p>somebody's own"
     assert run(["report", "--format", "md", "-o", "report.html"]) == 0  # named
@@ -316,20 +321,6 @@ def test_what_is_no_plain_file_is_written_as_it_is(tmp_path: Path) -> None:
         assert run(["report", "-o", str(pipe)]) == 0
         assert shown.result().startswith("**vit-huge**") and pipe.is_fifo()
     assert run(["report", "-o", str(text / "a.md")]) == 2  # in a file
-
-
-def test_where_no_run_has_a_price_the_same_command_with_one_is_proposed_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import_runs(tmp_path / "runs", num_rounds=1)
-    capsys.readouterr()
-    typed = ["report", "recipe=*", "--measured-only", "-o", str(tmp_path / "a.html")]
-    assert run(typed) == 0
-    proposed = shlex.split(capsys.readouterr().err.splitlines()[-1].removeprefix("next: fastlaunch "))
-    assert set(typed) <= set(proposed)
-    assert "--price-as" in proposed
-    assert run(proposed) == 0
-    assert "next:" not in capsys.readouterr().err
 
 
 def test_the_files_name_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
