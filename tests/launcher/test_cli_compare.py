@@ -14,7 +14,7 @@ from fake_summaries import PLAIN, changed
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
-from fastlaunch.ledger.ledger import Ledger, open_ledger
+from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.lifecycle.evidence import measured_run
 from fastlaunch.measure.published import shipped_figures
 from fastlaunch_train.records.records import Check, Eval
@@ -51,13 +51,6 @@ def record(folder: Path, recipe: str, step_time_s: float, number: int = 1, **cha
     """Records of a run under `folder`, to be imported."""
     name = f"{recipe}-{number}"
     write_run(folder / name, recipe=recipe, step_time_s=step_time_s, batch_size=64, run_id=name, **changes)
-
-
-def add_run(ledger: Ledger, run_id: str, recipe: str, state: RunState, **fields: Any) -> None:
-    submission = ledger.add_submission("fastlaunch submit")
-    fields = {"backend": "local", "workload": "vit-huge", "spec": {}, "plan": {}, **fields}
-    ledger.add_run(submission, run_id, recipe=recipe, **fields)
-    ledger.set_state(run_id, state, "by Ctrl-C" if state is RunState.CANCELLED else None)
 
 
 @pytest.fixture
@@ -212,20 +205,6 @@ def test_runs_that_cannot_be_used_are_named(capsys: pytest.CaptureFixture[str], 
     assert "(compile) is left out: ended as nan_loss: step 7" in warnings[0]
     assert warnings[-1] == "warning: and 2 more of these"
     answer(capsys, "recipe=compile", code=2)
-
-
-@pytest.mark.usefixtures("measured")
-def test_runs_that_measured_nothing_are_named_once_for_each_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with open_ledger(load_settings()) as ledger:
-        add_run(ledger, "failed-1", "fp32", RunState.FAILED)
-        for number, recipe in enumerate(("bf16", "bf16", "compile")):
-            add_run(ledger, f"never-{number}", recipe, RunState.CANCELLED)
-    err = answer(capsys, "--every-run")[1].splitlines()
-    warnings = [line for line in err if "measured nothing" in line]
-    assert "failed-1 (fp32)" in warnings[0]
-    assert "3 runs (bf16, compile)" in warnings[1] and warnings[1].endswith(": by Ctrl-C")
 
 
 @pytest.mark.usefixtures("measured")

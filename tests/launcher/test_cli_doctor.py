@@ -11,9 +11,12 @@ from cloud_commands import configure
 from fake_train.launcher import app_context
 from moto_gaps import image_digest
 from moto_server import MotoServer, backend
+from wheel_builder import make_wheel
 
 from fastlaunch.aws.client import Aws
+from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.cli.main import run
+from fastlaunch.jobs.code_bundle import cached_bundle
 
 TYPE = ("--instance", "p5.48xlarge")
 P_QUOTA, P5_SPOT_QUOTA = "L-417A185B", "L-C4BD4855"
@@ -170,6 +173,32 @@ def test_what_does_not_exist_ends_with_3(
     configure(isolated, **{**named, "scheduler_role": ROLE, **wrong})
     results = checks(capsys, code=3).values()
     assert [check["name"] for check in results if check["result"] == "failed"] == [name]
+
+
+def test_what_lies_where_agent_and_code_belong_is_compared(
+    account: MotoServer,
+    isolated: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pin = make_wheel(isolated / "wheels", "tiny")
+    pins = tmp_path / "wheels.txt"
+    pins.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
+    monkeypatch.setenv("FASTLAUNCH_WHEELS", str(pins))
+    bundle = cached_bundle(isolated / "wheels", [pin])
+    assert bundle is not None
+    agent = agent_object("runs-us-east-1", "fastlaunch", agent_sha256()).key
+    belong = {agent: agent_archive(), f"fastlaunch/code/{bundle.sha256}.tar.gz": bundle.data}
+    for bodies, code in ((belong, 0), (dict.fromkeys(belong, b"junk"), 3)):
+        for key, body in bodies.items():
+            backend("s3", "aws").put_object("runs-us-east-1", key, body)
+        assert doctor(*TYPE, "--output", "json") == code
+        results = json.loads(capsys.readouterr().out)["checks"]
+        stored = [check for check in results if check["name"] == "stored code"]
+        for key, check in zip(belong, stored, strict=True):
+            assert f"s3://runs-us-east-1/{key}" in check["message"]
+        assert {check["result"] for check in stored} == {"failed" if code else "ok"}
 
 
 @pytest.mark.parametrize("argv", [("--purchase", "auction"), ("--instance", "p9.huge")])

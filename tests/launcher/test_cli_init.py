@@ -275,25 +275,6 @@ def test_another_template_changes_a_stack_only_with_update(
     assert "is up to date" in capsys.readouterr().err
 
 
-def test_the_stack_of_an_earlier_template_gets_a_versioned_bucket_and_keeps_what_is_in_it(
-    account: MotoServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["iam", "print", "--cloudformation", "--region", REGION]) == 0
-    earlier = yaml.safe_load(capsys.readouterr().out)
-    del earlier["Resources"]["Bucket"]["Properties"]["VersioningConfiguration"]
-    del earlier["Resources"]["Repository"]["Properties"]["ImageScanningConfiguration"]
-    deploy(yaml.safe_dump(earlier), BUCKET)
-    AWS.put_object(REGION, BUCKET, "fastlaunch/runs/r/log.txt", b"step 1")
-    assert init("--yes") == 0
-    assert "this template would change 2 resources of it" in capsys.readouterr().err
-    assert init("--yes", "--update") == 0
-    changed = [line.split() for line in capsys.readouterr().err.splitlines() if "Modify" in line]
-    assert [resource for _, _, resource in changed] == ["Bucket", "Repository"]
-    assert AWS.has_objects(REGION, BUCKET, "fastlaunch/runs/r/")
-    assert init("--yes") == 0
-    assert "is up to date" in capsys.readouterr().err
-
-
 def test_a_network_that_is_lost_in_the_middle_is_gone_on_from(
     account: MotoServer, faulty_proxy: FaultyProxy, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,16 +286,6 @@ def test_a_network_that_is_lost_in_the_middle_is_gone_on_from(
     assert not config(isolated).exists()
     assert init("--yes", aws=aws) == 0
     assert len(backend("cloudformation", REGION).stacks) == 1 and config(isolated).exists()
-
-
-def test_without_a_login_it_says_how_to_log_in(
-    account: MotoServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert init("--yes", "--region", REGION, aws=Aws(attempts=1)) == 3
-    assert "log in again" in capsys.readouterr().err
-    assert account.sent() == []
 
 
 def on_terminal(*answers: str) -> tuple[int, str]:

@@ -59,19 +59,6 @@ def test_submit_runs_stores_and_answers_in_a_sentence(capsys: pytest.CaptureFixt
     assert "[1/4] fp32: step 70/70" in err and "\r" not in err and "\x1b" not in err
 
 
-def test_dry_run_prints_the_same_plan_twice_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("--recipe", "fp32,bf16", "--steps", "7", "--repeats", "3", "--seed", "4")
-    out = planned(capsys, *argv)
-    assert out == planned(capsys, *argv)
-    lines = out.splitlines()
-    assert [line for line in lines if line.endswith(":")] == [
-        *("fp32 on vit-tiny, 3 times, seeds 4 to 6:", "bf16 on vit-tiny, 3 times, seeds 4 to 6:"),
-    ]
-    assert "--workload vit-tiny --recipe bf16 --batch-size 8 --steps 7" in out and "<run-id>" in out
-    assert "6 runs" in lines[-1]
-    assert not load_settings().home.exists()
-
-
 def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads(planned(capsys, "--output", "json"))
     assert (plan["backend"], plan["operation"], plan["placeholders"]) == ("local", "exec", ["run-id"])
@@ -83,6 +70,7 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
     assert plans == [plan] * 3
     at = argv.index("--seed") + 1
     assert argvs == [[*argv[:at], str(seed), *argv[at + 1 :]] for seed in range(3)]
+    assert not load_settings().home.exists()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.job import SCRIPT_RECIPE, Job, Script
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle import importer, sharing
-from fastlaunch.lifecycle.evidence import evidence_of, measured_run, measured_runs
+from fastlaunch.lifecycle.evidence import measured_run, measured_runs
 from fastlaunch.lifecycle.export import Words, record_files, series_of
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.measure.summary import RunSummary
@@ -289,21 +289,6 @@ def test_no_id_of_a_sender_joins_a_submission(team: Team) -> None:
     assert len({run.submission_id for run in stored}) == 3
     kept, _ = measured_runs(list(stored), "us-east-1", with_shared=True)
     assert len({time.session for run in kept for time in run_times(Group(runs=[run], measure=STEP), 0)}) == 3
-
-
-def test_runs_of_others_are_no_evidence_unless_they_are_asked_for(team: Team) -> None:
-    ann, bob = team.ann, team.bob
-    ann.made()
-    ann.push()
-    own = bob.made()
-    (theirs,) = bob.pull().new
-    runs = bob.ledger.select()
-    alone, notes = evidence_of(runs, "us-east-1", with_shared=False)
-    assert [run.run_id for run in alone] == [own] and len(notes) == 1
-    joined, notes = evidence_of(runs, "us-east-1", with_shared=True)
-    assert [run.run_id for run in joined] == [own, theirs] and notes == []
-    (group,) = pool(joined)[0]
-    assert len(group.runs) == 2
 
 
 def test_whose_a_run_is_says_the_folder(team: Team) -> None:
