@@ -227,6 +227,10 @@ def test_a_script_is_planned_with_what_travels(
     ("argv", "part"),
     [
         (("--", "python", "gone.py"), "there is no gone.py here"),
+        (("--env", "A", "--", "python", "train.py"), "is not NAME=VALUE"),
+        (("--env", "FASTLAUNCH_ATTEMPT=2", "--", "python", "train.py"), "cannot be a variable"),
+        (("--env", "A=1", "--env", "A=2", "--", "python", "train.py"), "given twice"),
+        (("--env", "A=1\n2", "--", "python", "train.py"), "control characters"),
         (("--env", "A=1", "--secret", "A=x", "--", "python", "train.py"), "by --secret and by --env"),
         (("--recipe", "bf16", "--", "python", "train.py"), "script of your own: --recipe"),
         (("--show", "files"), "what travels with a script"),

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from fastlaunch.api.init import change_lines
-from fastlaunch.aws.cloudformation import StackChange
 from fastlaunch.aws.config_text import config_change, region_lines, stack_entries
 from fastlaunch.aws.types import RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import UserError
@@ -188,14 +186,3 @@ def test_a_stack_of_another_kind_has_no_entries() -> None:
     for output in ("", "x: [", "aws: {eu-west-1: {bucket: b}}"):
         with pytest.raises(UserError, match="ConfigFile"):
             stack_entries(output, REGION)
-
-
-def test_changes_are_listed_by_kind() -> None:
-    added = [
-        StackChange(action="Add", name=name, kind="AWS::IAM::Role") for name in ("NodeRole", "TrainingRole")
-    ]
-    replaced = StackChange(action="Modify", name="Bucket", kind="AWS::S3::Bucket", is_replaced=True)
-    assert change_lines([*added, replaced]) == [
-        "  Add      AWS::IAM::Role   NodeRole, TrainingRole",
-        "  Replace  AWS::S3::Bucket  Bucket",
-    ]

@@ -45,30 +45,6 @@ def view(*runs: LiveRun, **more: Any) -> View:
     return View(**{"now": NOW, "runs": runs, "next_look_s": 8.0, **more})
 
 
-@pytest.mark.parametrize(
-    ("run", "attempts", "note"),
-    [
-        (run_with(), [], "waiting for a machine to be requested"),
-        (run_with(state=RunState.PLANNED), [replace(MACHINE, handle=None)], "asking EC2 for a machine"),
-        (
-            run_with(),
-            [replace(MACHINE, handle=None, reason="no capacity in us-east-1a")],
-            "no capacity in us-east-1a",
-        ),
-        (run_with(), [MACHINE], "waiting for the machine to boot"),
-        (run_with(backend="local", purchase=None), [], "starting"),
-        (run_with(backend="local", purchase=None, state=RunState.PLANNED), [], "waiting for its turn"),
-        (run_with(state=RunState.FAILED, reason="no memory"), [MACHINE], "no memory"),
-    ],
-)
-def test_before_its_first_step_a_row_says_what_the_run_waits_for(
-    run: Run, attempts: Sequence[Any], note: str
-) -> None:
-    found = live(run, None, attempts=attempts, waiting=("run-b",))
-    assert (found.note, found.step, found.has_failed) == (note, None, run.state is RunState.FAILED)
-    assert note in table_lines([found], 200)[1]
-
-
 def test_a_row_names_the_attempt_and_a_machine_over_its_time() -> None:
     again = live(attempts=[replace(MACHINE, n=2)])
     assert "running (spot, attempt 2)" in table_lines([again], 200)[1]
