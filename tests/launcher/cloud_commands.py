@@ -1,6 +1,10 @@
 """The command line over the AWS of a test: `cloud("status")`, and one set of clients for all tests."""
 
-from collections.abc import Callable
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -56,3 +60,21 @@ def configure(isolated: Path, region: RegionSettings | None = None, **changes: A
         }
     settings = {"region": "us-east-1", "aws": {"us-east-1": written | changes}}
     (isolated.parent / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def on_terminal(*argv: str, answers: Sequence[str]) -> tuple[int, str]:
+    """Exit code and stderr of `fastlaunch ARGV` in a process whose terminal is typed these answers."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastlaunch", *argv],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
+        _, err = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    return process.returncode, err

@@ -1,15 +1,12 @@
 """`fastlaunch init` over an AWS on loopback: what is made, what is not, and what is said."""
 
-import os
-import pty
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import moto_stacks
 import pytest
 import yaml
+from cloud_commands import on_terminal
 from faulty_proxy import Fault, FaultyProxy
 from moto_server import ACCOUNT, MotoServer, backend
 
@@ -288,36 +285,18 @@ def test_a_network_that_is_lost_in_the_middle_is_gone_on_from(
     assert len(backend("cloudformation", REGION).stacks) == 1 and config(isolated).exists()
 
 
-def on_terminal(*answers: str) -> tuple[int, str]:
-    """Exit code and stderr of `fastlaunch init` where these are typed."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastlaunch", "init"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
-        _, err = process.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    return process.returncode, err
-
-
 def test_a_terminal_is_asked_for_what_was_not_typed(account: MotoServer, isolated: Path) -> None:
-    code, err = on_terminal("", "", "acme-runs", "n")
+    code, err = on_terminal("init", answers=("", "", "acme-runs", "n"))
     assert code == 2 and "nothing was done" in err
     assert err.index("region [us-east-1]") < err.index(f"bucket to make [{BUCKET}]")
     assert err.index("AWS::IAM::Role") < err.index("Make stack fastlaunch? [y/N]")
     # Nor does an empty stack stay behind.
     assert not backend("cloudformation", REGION).stacks and not config(isolated).exists()
-    code, err = on_terminal("", "0.9", "acme-runs", "y", "y")
+    code, err = on_terminal("init", answers=("", "0.9", "acme-runs", "y", "y"))
     assert code == 0, err
     assert err.index("bucket: acme-runs") < err.index(f"Write {config(isolated)}? [y/N]")
     settings = load_settings()
     assert settings.max_cost == 0.9 and settings.aws[REGION].bucket == "acme-runs"
     # All that is left to answer is the region.
-    code, err = on_terminal("")
+    code, err = on_terminal("init", answers=("",))
     assert code == 0 and "up to date" in err, err

@@ -3,10 +3,6 @@
 import hashlib
 import io
 import json
-import os
-import pty
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_commands import configure
+from cloud_commands import configure, on_terminal
 from fake_train.launcher import app_context
 from fake_train.processes import runs
 from moto_server import MotoServer, backend
@@ -174,20 +170,8 @@ def leaves(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("answer", "code"), [("", 2), ("y", 0)])
 def test_a_terminal_is_asked_after_the_ceiling_was_shown(region: MotoServer, answer: str, code: int) -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastlaunch", *SUBMIT],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        os.write(ours, f"{answer}\n".encode())
-        _, err = process.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    assert process.returncode == code, err
+    ended, err = on_terminal(*SUBMIT, answers=(answer,))
+    assert ended == code, err
     assert max(map(err.index, ("expected: ", "at most $2.28"))) < err.index("Start it? [y/N]")
     assert changes(region) == (["PutObject", "PutObject", "RunInstances"] if code == 0 else [])
     assert len(runs()) == (1 if code == 0 else 0)
