@@ -5,6 +5,7 @@ Tiers: a test without a marker is fast. `cloud` is given to those that talk to t
 """
 
 import gc
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -60,15 +61,23 @@ def hear_signals() -> None:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a new folder at each `next`. For a number of its own pytest would look at all that there are."""
+    root = tmp_path_factory.mktemp("isolated")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def isolated(folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The test's own FASTLAUNCH_HOME, empty; its config file is empty too, and AWS is out of reach.
 
     Subprocesses inherit it, and none outlives the test.
     """
     for name in [name for name in os.environ if name.startswith(("FASTLAUNCH_", "AWS_"))]:
         monkeypatch.delenv(name)
-    folder = tmp_path_factory.mktemp("isolated")
+    folder = next(folders)
+    folder.mkdir()
     config = folder / "config.yaml"
     config.touch()
     monkeypatch.setenv("FASTLAUNCH_HOME", str(folder / "home"))
