@@ -18,13 +18,14 @@ from moto_server import MotoServer, backend
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.validate import request_problems
 from fastlaunch.cli.main import run
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Plan, RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@sha256:" + "0123456789abcdef" * 4
 #: With an image that holds the code there is nothing to fetch; detached, nothing to wait for.
-SUBMIT = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--steps", "20", "--detach")
+DETACHED = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--detach")
+SUBMIT = (*DETACHED, "--steps", "20")
 #: For all tests, since making a client takes most of their time.
 AWS = Aws(attempts=2, sleep=lambda seconds: None, timeouts_s=(5, 20))
 TWO_TWICE = ("--recipe", "bf16,te-bf16", "--repeats", "2")
@@ -40,12 +41,32 @@ def region(aws_server: MotoServer, isolated: Path) -> MotoServer:
     return aws_server
 
 
-def submit(*argv: str, aws: Aws = AWS, sleep: Callable[[float], None] = lambda _: None) -> int:
+def submit(
+    *argv: str, words: tuple[str, ...] = SUBMIT, sleep: Callable[[float], None] = lambda _: None
+) -> int:
     """Exit code of `fastlaunch submit`, in this process."""
-    argv = (*SUBMIT, *argv)
+    argv = (*words, *argv)
     # Every command asks anew who is logged in.
-    aws._identity = None
-    return run(list(argv), replace(app_context(*argv), connect=lambda: aws, sleep=sleep))
+    AWS._identity = None
+    return run(list(argv), replace(app_context(*argv), connect=lambda: AWS, sleep=sleep))
+
+
+def noted() -> tuple[str, Plan, Any]:
+    """Token and plan of the only attempt, as it was noted before the request, and its list of runs."""
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(runs()[0].id)
+        plan = ledger.plan_of(attempt.id)
+    assert plan is not None and plan.placeholders == ()
+    (listed,) = [json.loads(each.text) for each in plan.objects if each.text is not None]
+    return attempt.token, plan, listed
+
+
+def stored(uri: str, sha256: str) -> bytes:
+    """The object, which has to have that hash."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    data: bytes = backend("s3", "aws").get_object(bucket, key).value
+    assert hashlib.sha256(data).hexdigest() == sha256
+    return data
 
 
 def changes(server: MotoServer) -> list[str]:
@@ -68,20 +89,16 @@ def test_a_machine_is_started_by_exactly_the_plan(
     out, err = capsys.readouterr()
     assert changes(region) == ["PutObject", "PutObject", "RunInstances"]
     (sent,) = region.sent("RunInstances")
-    stored = runs()
-    assert [run["id"] for run in json.loads(out)["runs"]] == [run.id for run in stored]
-    assert [run.recipe for run in stored] == ["bf16", "te-bf16", "te-bf16", "bf16"]
-    assert {(run.backend, run.instance, run.state) for run in stored} == {
+    started = runs()
+    assert [run["id"] for run in json.loads(out)["runs"]] == [run.id for run in started]
+    assert [run.recipe for run in started] == ["bf16", "te-bf16", "te-bf16", "bf16"]
+    assert {(run.backend, run.instance, run.state) for run in started} == {
         ("ec2", "g5.xlarge", RunState.RUNNING)
     }
-    with open_ledger(load_settings()) as ledger:
-        (attempt,) = ledger.attempts_of(stored[0].id)
-        plan = ledger.plan_of(attempt.id)
-    assert sent.parameters["ClientToken"] == attempt.token == f"{stored[0].id}-a1"
+    token, plan, _ = noted()
+    assert sent.parameters["ClientToken"] == token == f"{started[0].id}-a1"
     # What went over the wire is the plan that was noted before: nothing was added to it or lost.
-    assert plan is not None
-    assert sent.user_data() == plan.request["UserData"]
-    assert plan.placeholders == () and request_problems(plan) == []
+    assert sent.user_data() == plan.request["UserData"] and request_problems(plan) == []
     assert {str(value) for value in leaves({**plan.request, "UserData": ""})} - {""} <= {
         *flat(sent.parameters).values()
     }
@@ -91,12 +108,12 @@ def test_a_machine_is_started_by_exactly_the_plan(
         assert (sent.tags(kind)["Owner"], sent.tags(kind)["team"]) == ("moto", "vision")
     (run_list,) = [each for each in plan.objects if each.text is not None]
     assert run_list.uri in sent.user_data()
-    assert all(run.id in str(run_list.text) for run in stored)
+    assert all(run.id in str(run_list.text) for run in started)
     # Known answer: (2 h + 10 min) at $1.006.
     assert "at most $2.28 of instance time and volumes: (2 h + 10 min) x ($1.006 + $0.046)/h" in err
     assert "--detach: nobody will follow it." in err
     assert "without capacity there: g5.xlarge in us-east-1b" in err
-    assert err.splitlines()[-1] == f"next: fastlaunch logs -f {stored[0].id}"
+    assert err.splitlines()[-1] == f"next: fastlaunch logs -f {started[0].id}"
 
 
 def test_a_scripts_files_are_stored_before_its_machine_is_started(
@@ -107,20 +124,12 @@ def test_a_scripts_files_are_stored_before_its_machine_is_started(
     Path(".fastlaunchignore").write_text("*.pt\n")
     Path("model.pt").touch()
     region.spot_prices["us-east-1", "g5.xlarge", "us-east-1a"] = 0.4
-    where = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--detach", "--yes")
-    AWS._identity = None
-    argv = (*where, "--purchase", "spot", "-L", "lr=1,2", "--", "python", "train.py", "{lr}")
-    assert run(list(argv), replace(app_context(*argv), connect=lambda: AWS, sleep=lambda _: None)) == 0
+    script = ("-L", "lr=1,2", "--", "python", "train.py", "{lr}")
+    assert submit("--yes", "--purchase", "spot", *script, words=DETACHED) == 0
     assert changes(region) == ["PutObject", "PutObject", "PutObject", "RunInstances"]
     assert [(one.workload, one.recipe) for one in runs()] == [("train.py", "lr=1"), ("train.py", "lr=2")]
-    with open_ledger(load_settings()) as ledger:
-        (attempt,) = ledger.attempts_of(runs()[0].id)
-        plan = ledger.plan_of(attempt.id)
-    assert plan is not None and plan.placeholders == ()
-    (listed,) = [json.loads(each.text) for each in plan.objects if each.text is not None]
-    bucket, _, key = listed["code_uri"].removeprefix("s3://").partition("/")
-    data = backend("s3", "aws").get_object(bucket, key).value
-    assert hashlib.sha256(data).hexdigest() == listed["code_sha256"]
+    _, _, listed = noted()
+    data = stored(listed["code_uri"], listed["code_sha256"])
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         own = {name for name in archive.getnames() if name.startswith("user/")}
     assert own == {"user/train.py", "user/.fastlaunchignore"}
@@ -140,23 +149,16 @@ def test_what_a_script_needs_is_looked_at_before_anything_is_started(
     Path("r.txt").write_text("pandas\n")
     bucket = "runs-us-east-1"
     argv = ("--requirements", "r.txt", "--requirements-from-index", "--input", f"d=s3://{bucket}/val")
-    argv = ("submit", "--instance", "g5.xlarge", "--image", IMAGE, "--detach", "--yes", *argv, "--", "python")
-    context = replace(app_context(*argv, "train.py"), connect=lambda: AWS, sleep=lambda _: None)
-    AWS._identity = None
+    argv += ("--yes", "--", "python", "train.py")
     AWS.put_object("us-east-1", bucket, "val.txt", b"beside it")
-    assert run([*argv, "train.py"], context) == 3
+    assert submit(*argv, words=DETACHED) == 3
     assert f"nothing lies under s3://{bucket}/val/" in capsys.readouterr().err
     assert "RunInstances" not in changes(region)
     AWS.put_object("us-east-1", bucket, "val/1.txt", b"data")
-    assert run([*argv, "train.py"], context) == 0
-    with open_ledger(load_settings()) as ledger:
-        (attempt,) = ledger.attempts_of(runs()[0].id)
-        plan = ledger.plan_of(attempt.id)
-    (listed,) = [json.loads(each.text) for each in plan.objects if each.text is not None] if plan else []
+    assert submit(*argv, words=DETACHED) == 0
+    _, _, listed = noted()
     assert listed["inputs"] == {"d": f"s3://{bucket}/val/"}
-    stored, _, key = listed["requirements_uri"].removeprefix("s3://").partition("/")
-    data = backend("s3", "aws").get_object(stored, key).value
-    assert hashlib.sha256(data).hexdigest() == listed["requirements_sha256"]
+    assert stored(listed["requirements_uri"], listed["requirements_sha256"])
 
 
 def leaves(value: Any) -> list[Any]:

@@ -4,8 +4,10 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_records import write_run
 from fake_summaries import CATALOGUE, by_recipe, compared, runs
 
 from fastlaunch.analysis.best import best_of
@@ -146,10 +148,7 @@ def test_limits_say_nothing_from_ten_times_each_way(
 def test_a_row_that_measured_nothing_fails(
     ending: Ending, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fake_records import write_run
-
-    write_run(tmp_path / "records", recipe="bf16", step_time_s=0.1)
-    assert run(["runs", "import", str(tmp_path / "records")]) == 0
+    import_rows(tmp_path, ("bf16", 0.1, 1, ()))
     with open_ledger(load_settings()) as ledger:
         submission = ledger.last_submission()
         assert submission is not None
@@ -163,6 +162,16 @@ def test_a_row_that_measured_nothing_fails(
     assert [run(["compare", "--fail-if-worse", text]) for text in ("-3", "nan", "inf", "x")] == [2] * 4
 
 
+def import_rows(folder: Path, *rows: tuple[str, float, int, tuple[Check, ...]]) -> None:
+    """Import a run for each seed of each row: its recipe, step time, number of seeds, and checks."""
+    for recipe, step_time_s, num_seeds, checks in rows:
+        for seed in range(num_seeds):
+            header, name = {"seed": seed}, f"{recipe}-{seed}"
+            of_run: dict[str, Any] = {"recipe": recipe, "step_time_s": step_time_s, "checks": checks}
+            write_run(folder / name, run_id=name, header=header, **of_run)
+    assert run(["runs", "import", str(folder)]) == 0
+
+
 @pytest.mark.parametrize(
     ("checks", "num_runs", "kind"),
     [((), 1, "no interval"), ((Check(name="isolation", passed=False, detail="wrong"),), 3, "not ranked")],
@@ -171,13 +180,7 @@ def test_a_row_that_measured_nothing_fails(
 def test_a_row_that_was_not_judged_fails(
     checks: tuple[Check, ...], num_runs: int, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fake_records import write_run
-
-    for recipe, number, own in (("bf16", 3, ()), ("fp32", num_runs, checks)):
-        for seed in range(number):
-            name = f"{recipe}-{seed}"
-            write_run(tmp_path / name, recipe=recipe, run_id=name, header={"seed": seed}, checks=own)
-    assert run(["runs", "import", str(tmp_path)]) == 0
+    import_rows(tmp_path, ("bf16", 0.1, 3, ()), ("fp32", 0.1, num_runs, checks))
     assert run(["compare", "--fail-if-worse", "5"]) == 1
     assert f"fp32 on vit-huge ({kind}: " in capsys.readouterr().err
 
@@ -185,17 +188,8 @@ def test_a_row_that_was_not_judged_fails(
 def test_a_row_that_is_worse_by_more_than_allowed_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fake_records import write_run
-
-    for recipe, step_time_s in (("bf16", 0.1), ("fp32", 0.11)):
-        for seed in (1, 2, 3):
-            header = {"seed": seed}
-            name = f"{recipe}-{seed}"
-            write_run(tmp_path / name, recipe=recipe, step_time_s=step_time_s, run_id=name, header=header)
-    assert run(["runs", "import", str(tmp_path)]) == 0
-    codes = [run(["compare", "--fail-if-worse", percent]) for percent in ("5", "20")]
-    assert codes == [1, 0]
+    import_rows(tmp_path, ("bf16", 0.1, 3, ()), ("fp32", 0.11, 3, ()))
+    assert [run(["compare", "--fail-if-worse", percent]) for percent in ("5", "20")] == [1, 0]
     assert "fp32 on vit-huge" in capsys.readouterr().err
     assert run(["compare", "--output", "json", "--fail-if-worse", "5"]) == 1
-    out = capsys.readouterr().out
-    assert json.loads(out)["answer"]["best"] == "bf16"
+    assert json.loads(capsys.readouterr().out)["answer"]["best"] == "bf16"
