@@ -5,8 +5,8 @@
 
 Reads the records of folders of train/measurements, or of DIR, which holds a folder per run. A block's cost is
 what its first step takes longer on the device than the median of its others, and the part of its wall time
-that lies between no two events. Prints it for each recipe and batch as a share of the step time, over all
-blocks after the warm-up.
+that lies between no two events. Prints it as a share of the step time for each recipe, batch and length
+of a run's blocks, over all blocks after the warm-up.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="of train/measurements")
     parser.add_argument("--records", type=Path, metavar="DIR")
     asked = parser.parse_args()
-    rows: dict[tuple[str, str, int], list[BlockCost]] = defaultdict(list)
+    rows: dict[tuple[str, str, int, int], list[BlockCost]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as unpacked:
         for folder in asked.folders:
             with tarfile.open(MEASUREMENTS / folder / PACKED) as archive:
@@ -62,27 +62,28 @@ def main() -> int:
         for path in sorted((asked.records or Path(unpacked)).rglob("rank-*.jsonl")):
             record = read_record(path)
             header = record.header
+            seconds = round(statistics.median_high(block.wall_s for block in record.blocks))
             key = (header["workload"]["name"], header["recipe"]["label"], header["batch_size_per_gpu"])
-            rows[key] += block_costs(record)
+            rows[*key, seconds] += block_costs(record)
     if not any(rows.values()):
         print("no block after the warm-up has two steps", file=sys.stderr)
         return 1
+    headers = ("workload", "recipe", "batch", "s", "blocks", "steps each", "ms/step", "ms/block", "% of it")
     print(
         tabulate(
-            [_row(*key, blocks) for key, blocks in sorted(rows.items()) if blocks],
-            headers=("workload", "recipe", "batch", "blocks", "steps each", "ms/step", "ms/block", "% of it"),
-            floatfmt=("", "", "", "", ".1f", ".2f", ".2f", ".2f"),
+            [_row(key, blocks) for key, blocks in sorted(rows.items()) if blocks],
+            headers=headers,
+            floatfmt=("", "", "", "", "", ".1f", ".2f", ".2f", ".2f"),
         )
     )
     return 0
 
 
-def _row(workload: str, recipe: str, batch: int, blocks: list[BlockCost]) -> list[str | int | float]:
+def _row(key: tuple[str, str, int, int], blocks: list[BlockCost]) -> list[str | int | float]:
     steps, wall_s = sum(block.num_steps for block in blocks), sum(block.wall_s for block in blocks)
     cost_s = statistics.median(block.cost_s for block in blocks)
-    per_block = steps / len(blocks)
     share = 100 * cost_s * len(blocks) / wall_s
-    return [workload, recipe, batch, len(blocks), per_block, 1e3 * wall_s / steps, 1e3 * cost_s, share]
+    return [*key, len(blocks), steps / len(blocks), 1e3 * wall_s / steps, 1e3 * cost_s, share]
 
 
 if __name__ == "__main__":
