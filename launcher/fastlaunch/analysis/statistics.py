@@ -19,6 +19,8 @@ def bisect(is_within: Callable[[float], bool], low: float, high: float) -> float
     """Return where `is_within`, False below some point of low..high, becomes True."""
     for _ in range(60):
         middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
         low, high = (low, middle) if is_within(middle) else (middle, high)
     return 0.5 * (low + high)
 
