@@ -114,16 +114,10 @@ def by_recipe(comparison: Comparison) -> dict[str, Row]:
     return {row.setup.recipe: row for row in comparison.rows}
 
 
-def price_of(usd_per_hour: float) -> Price:
-    """A price of so much."""
-    return Price(
-        instance="p5.48xlarge",
-        service="ec2",
-        region="us-east-1",
-        usd_per_hour=usd_per_hour,
-        as_of=datetime.date(2026, 11, 1),
-        source="a test",
-    )
+def price_of(usd_per_hour: float, **changes: Any) -> Price:
+    """A price of so much, of p5.48xlarge on EC2 in us-east-1."""
+    place = {"instance": "p5.48xlarge", "service": "ec2", "region": "us-east-1", "source": "a test"}
+    return Price(**{**place, "as_of": datetime.date(2026, 11, 1), **changes}, usd_per_hour=usd_per_hour)
 
 
 def evaluated(recipe: str, seed: int, loss: float | None, **changes: Any) -> RunSummary:

@@ -18,8 +18,7 @@ from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import finish_json
 from fastlaunch.report.data import as_json
-from fastlaunch.report.table import as_overview, why
-from fastlaunch.report.text import answer
+from fastlaunch.report.table import as_overview
 
 THEN = datetime.date(2023, 11, 15)
 
@@ -85,7 +84,6 @@ def test_verdicts() -> None:
     assert rows["bf16"].verdict.speed_ratio == Interval(value=1.0, low=1.0, high=1.0)
     assert value(rows["compile"].verdict.speed_ratio) == pytest.approx(1.25, abs=0.003)
     assert rows["compile"].verdict.ratio is None
-    assert "by speed: no price is known" in rows["compile"].verdict.reasons
 
 
 def test_unresolved_says_how_many_more_rounds() -> None:
@@ -93,12 +91,8 @@ def test_unresolved_says_how_many_more_rounds() -> None:
     _, row = compared(candidates).rows
     assert row.verdict.kind == "unresolved"
     assert row.verdict.more_rounds is not None and 1 <= row.verdict.more_rounds < 30
-    assert row.verdict.reasons[0] == (
-        f"about {row.verdict.more_rounds} more rounds would settle it (4 chances in 5)"
-    )
     _, row = compared([*runs("bf16", 0.1, 0.15), *runs("tf32", 0.12, 0.1)]).rows
     assert (row.verdict.kind, row.verdict.more_rounds) == ("unresolved", None)
-    assert "longer runs or a quieter machine help more" in row.verdict.reasons[0]
 
 
 def limits(row: Row, base: Row, level: float) -> tuple[float, float]:
@@ -126,9 +120,8 @@ def test_one_run_has_no_interval_and_no_verdict() -> None:
     assert row.verdict.kind == "no interval"
     assert row.speed.step_time_s == Interval(value=pytest.approx(0.05))
     assert row.verdict.speed_ratio == Interval(value=pytest.approx(2.0))
-    assert row.verdict.reasons[0] == "one run: a second and third give a verdict"
     _, row = compared([*runs("bf16", 0.1), *runs("compile", 0.05, 0.05)]).rows
-    assert row.verdict.reasons[0].startswith("the baseline has no interval: one run")
+    assert row.verdict.kind == "no interval"
 
 
 def apart(time_s: float, ratio: float) -> tuple[float, ...]:
@@ -221,18 +214,14 @@ def test_rows_of_another_batch_have_a_verdict_among_themselves() -> None:
     ratio, throughput = slower.verdict.in_batch.speed_ratio, slower.verdict.speed_ratio
     assert slower.verdict.in_batch.kind == "worse" and ratio and ratio.value == pytest.approx(0.8)
     assert throughput and throughput.value == pytest.approx(1.0)
-    assert "; at global batch 32, bf16 gives" in answer(comparison)
-    assert "worse in its batch" in as_overview(comparison)
-    assert "worse in its batch (between -2" in why(comparison, "compile at batch 32")
 
 
 def test_runs_with_problems_are_named_and_never_used() -> None:
     failed = runs("bf16", 0.001, problems=("ended as nan_loss",))
     comparison = compared([*runs("bf16", 0.1), *failed])
     (row,) = comparison.rows
-    assert row.num_runs == 1
+    assert (row.num_runs, len(comparison.warnings)) == (1, 1)
     assert value(row.speed.step_time_s) == pytest.approx(0.1)
-    assert comparison.warnings == ("bf16-1 (bf16) is left out: ended as nan_loss",)
     assert compared(failed).rows == ()
 
 
@@ -311,7 +300,6 @@ def test_totals_and_relative_figures() -> None:
     _, row, other = compared(relative).rows
     assert value(row.verdict.speed_ratio) == pytest.approx(1.37)
     assert (other.verdict.speed_ratio, other.verdict.kind) == (None, "no interval")
-    assert other.verdict.reasons[0] == "no speed that compares with the baseline's is known"
 
 
 def test_language_is_priced_by_the_token() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from statistics import quantiles
 
 import pytest
+from fake_summaries import price_of
 
 from fastlaunch.analysis.account import Account, Repeated, account_of_run
 from fastlaunch.analysis.cost import (
@@ -24,20 +25,13 @@ from fastlaunch.analysis.spot import (
     market_of_rates,
     young_interval_s,
 )
-from fastlaunch.catalog.prices import Price, VolumePrice
+from fastlaunch.catalog.prices import VolumePrice
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.published import shipped_summaries
 from fastlaunch.measure.summary import Interval
 
 #: A dollar a second, of a node.
-DOLLAR = Price(
-    instance="p5.48xlarge",
-    service="ec2",
-    region="us-east-1",
-    usd_per_hour=3600.0,
-    as_of=datetime.date(2026, 7, 20),
-    source="list",
-)
+DOLLAR = price_of(3600.0)
 VOLUME = VolumePrice(
     region="us-east-1",
     usd_per_gib_month=0.08,

@@ -401,8 +401,9 @@ def test_spot_by_one_s_own_runs_and_never_by_a_guess() -> None:
         ledger.end_attempt(attempt.id, RunState.COMPLETED, lived_s=20 * 3600)
     # None lost counts as half a one, and one of one that was had as half of it.
     by_rates = on_spot(assume={"spot_losses_per_hour": 0.5 / 20, "spot_available": 0.5})
-    assert on_spot().cost.hours.value == pytest.approx(by_rates.cost.hours.value)
-    assert part(on_spot(), "restarts").evidence == "measured"
+    by_runs = on_spot()
+    assert by_runs.cost.hours.value == pytest.approx(by_rates.cost.hours.value)
+    assert part(by_runs, "restarts").evidence == "measured"
     with pytest.raises(UserError, match="not known"):
         on_spot(region="us-west-2")
 

@@ -1,23 +1,16 @@
 """Tables fit the terminal, and every row of one has a name of its own."""
 
-import datetime
 from typing import Any
 
 import pytest
-from fake_summaries import CATALOGUE, PLAIN, changed, evaluated
+from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluated
 
-from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, compare
-from fastlaunch.catalog.load import load_catalogue
+from fastlaunch.analysis.compare import MeasuredRun
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import finish_table
 from fastlaunch.report.table import as_table
 from fastlaunch.report.target import target_table
 from fastlaunch.report.text import name_of
-
-
-def compared(*runs: MeasuredRun, usd_per_hour: float | None = None) -> Comparison:
-    prices = PriceRequest(today=datetime.date(2026, 11, 21), usd_per_hour=usd_per_hour)
-    return compare(runs, catalogue=load_catalogue(), prices=prices)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -51,9 +44,6 @@ def test_no_table_is_wider_than_the_terminal(width: int) -> None:
         assert heading in text
 
 
-H100 = {"instance": "p5.48xlarge", "device_name": "NVIDIA H100 80GB HBM3", "num_gpus": 8}
-
-
 @pytest.mark.parametrize(
     ("setups", "offers", "names"),
     [
@@ -63,9 +53,9 @@ H100 = {"instance": "p5.48xlarge", "device_name": "NVIDIA H100 80GB HBM3", "num_
             ({}, {}),
             ["bf16 with torch 2.12.0, driver none", "bf16 with torch 2.13.0, driver 580"],
         ),
-        ((H100, H100), ({}, {"purchase": "spot"}), ["bf16 (on-demand)", "bf16 (spot)"]),
+        ((P5_NODE, P5_NODE), ({}, {"purchase": "spot"}), ["bf16 (on-demand)", "bf16 (spot)"]),
         (
-            (H100, H100),
+            (P5_NODE, P5_NODE),
             ({"service": "sagemaker"}, {"region": "us-west-2"}),
             ["bf16 (sagemaker, us-east-1)", "bf16 (ec2, us-west-2)"],
         ),

@@ -43,17 +43,6 @@ BUILD = ImageBuild(
 )
 
 
-def test_the_dockerfile_is_told_what_becomes_labels() -> None:
-    assert BUILD.build_args == {
-        "BASE_IMAGE": f"763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch@{DIGEST}",
-        "BASE_DIGEST": DIGEST,
-        "COMMIT": "c0ffee",
-        "RECIPE_SCHEMA": str(RECIPE_SCHEMA),
-    }
-    unknown = replace(BUILD, commit=None, reference=BaseReference(uri="public/pytorch:tag", digest=None))
-    assert (unknown.build_args["COMMIT"], unknown.build_args["BASE_DIGEST"]) == ("unknown", "unknown")
-
-
 def test_a_tag_follows_from_contents_and_labels() -> None:
     assert BUILD.tag.startswith("2.13.0-ec2-")
     elsewhere = BaseReference(

@@ -52,17 +52,6 @@ def test_a_spec_survives_being_stored(changes: dict[str, Any]) -> None:
     assert Job.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
-def test_a_spec_stored_before_there_were_epochs_and_models_is_read() -> None:
-    old = {**job().to_json()}
-    later = ("epochs", "eval_every", "model", "tokenizer", "sequence_length", "workload_arguments")
-    for field in later:
-        del old[field]
-    old["recipe"] = {key: value for key, value in old["recipe"].items() if key != "schema"} | {
-        "blocks": "timm"
-    }
-    assert Job.from_json(old) == job()
-
-
 def test_a_job_in_words() -> None:
     assert [job(steps=1).length, job(steps=20_000).length] == ["1 step", "20,000 steps"]
     assert job(steps=None, epochs=3).length == "3 epochs"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ec2_builders import IMAGE, catalogue, site
 from fake_aws_facts import (
-    BLOCK,
     IN_BLOCK,
     NOW,
     ROLE,
@@ -225,28 +224,11 @@ def test_an_empty_config_says_what_to_write_and_is_no_fault_of_awss() -> None:
     assert results(checked) == {"config": "failed", "instance profile": "not checked"}
 
 
-def test_a_wrong_subnet_concerns_its_zone_alone() -> None:
-    found = run(FakeAws(subnets=subnets(subnet_a={"zone": "us-east-1f"})))
-    placements = [site(), site(zone="us-east-1b", subnets=("subnet-b",))]
-    left, refused = usable(placements, found)
-    assert left == [placements[1]]
-    ((name, why),) = refused
-    assert name == "p5.48xlarge in us-east-1a" and "us-east-1f" in why.message
-
-
 def test_a_quota_concerns_its_type_alone() -> None:
     found = run(FakeAws(quota=100.0), "p5.48xlarge", "p4d.24xlarge")
     left, refused = usable([site(), site("p4d.24xlarge")], found)
     assert [one.instance.name for one in left] == ["p4d.24xlarge"]
     assert refused[0][0] == "p5.48xlarge in us-east-1a"
-
-
-def test_a_regions_fault_concerns_that_region_alone() -> None:
-    config = {"settings": settings(us_east_1=usual(), us_west_2=usual("us-west-2", ""))}
-    aws = FakeAws(put_object=lambda region, *_: denied("s3:PutObject") if region == "us-west-2" else True)
-    found = run(aws, looked_up=config, regions=("us-west-2", "us-east-1"))
-    left, _ = usable([site(region="us-west-2", zone=None), site()], found)
-    assert [one.region for one in left] == ["us-east-1"]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +244,6 @@ def test_an_old_price_file_is_a_warning() -> None:
     later = datetime(newest.year + 1, 12, 31, tzinfo=UTC)
     assert str(newest) in check("price file").message
     assert check("price file", looked_up={"now": later}).result is Result.WARNING
-
-
-def test_a_price_that_is_not_known_fails() -> None:
-    found = check("price", None, "p5e.48xlarge", **SPOT)
-    assert found.result is Result.FAILED and "--max-price" in (found.hint or "")
-    assert check("price", None, "p5e.48xlarge", **SPOT, max_price_usd=30.0).result is Result.OK
 
 
 def test_spot_above_the_limit_is_a_warning() -> None:
@@ -413,12 +389,6 @@ def test_a_block_needs_no_quota_and_no_placement_group() -> None:
     assert {"quota", "placement group"}.isdisjoint(found)
     assert "2 of 2 instances free, 10 h 0 min left" in found["capacity block"].message
     assert found["price"].message == "$1,887.84 paid up front"
-
-
-def test_a_full_block_leaves_no_placement() -> None:
-    found = nodes({"reservation": replace(BLOCK, num_free=1)}, **IN_BLOCK)["capacity block"]
-    with pytest.raises(NoCapacity, match="has 1 of 2 instances free"):
-        usable([site()], [found])
 
 
 # SageMaker

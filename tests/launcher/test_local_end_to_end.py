@@ -59,14 +59,6 @@ def test_submit_trains_on_two_ranks_and_summarises() -> None:
     assert out.splitlines()[-1].endswith(".")
 
 
-def test_recipe_that_cannot_run_here_is_refused_by_the_entrypoint() -> None:
-    # What the launcher cannot know: it does not import torch.
-    code, out, err = completed("submit", "--local", "--recipe", "compile", "--set", "compile_backend=nope")
-    assert code == 1
-    assert "recipe compile compile_backend=nope cannot run here" in out
-    assert "fp32" in err and "traceback" not in (out + err).lower()
-
-
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs the extra `train`")
 def test_text_is_read_for_an_epoch_and_evaluated(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
@@ -96,16 +88,6 @@ def test_ctrl_c_interrupts_every_rank_and_leaves_none() -> None:
     assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C")
     assert run.summary is not None and run.summary.num_steps > 0
     assert ranks(run.directory) == []
-
-
-def test_cancel_while_it_is_starting_is_no_failure() -> None:
-    with real_launcher("submit", "--local", "--steps", "100000") as process:
-        wait_until(lambda: bool(runs()) and runs()[0].state is RunState.RUNNING)
-        code, out, err = completed("cancel", runs()[0].id)
-        assert code == 0, err
-        _, err = process.communicate(timeout=100)
-    assert out.endswith("is interrupted\n")
-    assert (runs()[0].state, process.returncode) == (RunState.INTERRUPTED, 1), err
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")

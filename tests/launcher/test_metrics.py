@@ -46,6 +46,8 @@ def test_constant_steps_of_a_tenth_of_a_second_at_batch_2_are_20_samples_per_sec
     assert (summary.num_steps, summary.timing.num_retained_steps) == (200, 171)
     assert summary.timing.warmup_s == pytest.approx(2.9)
     assert (summary.status, summary.problems, summary.warnings) == ("completed", (), ())
+    # Without a loss scaler nothing is known of steps that it skipped.
+    assert "skipped_fraction" not in to_data(summary)["quality"]
 
 
 def test_eight_ranks_sum(run) -> None:
@@ -133,40 +135,49 @@ def test_a_failure_is_a_problem_even_with_enough_steps(run) -> None:
     assert step_time_s(summary) == pytest.approx(0.1)
 
 
-def test_of_several_ranks_the_status_that_tells_the_cause_counts(tmp_path: Path) -> None:
-    records = read_all(write_run(tmp_path, world_size=3, steps=50))
-    ends = [("failed", "peer gone"), ("out_of_memory", "rank 1"), ("interrupted", None)]
-    records = [
-        replace(record, end=replace(record.end, status=status, message=message))
-        for record, (status, message) in zip(records, ends, strict=True)
-    ]
-    assert summarize(records).problems == ("ended as out_of_memory: rank 1",)
-    assert summarize(records).status == "out_of_memory"
+def with_header(record: RankRecord, **values: Any) -> RankRecord:
+    return replace(record, header={**record.header, **values})
 
 
-def test_missing_ranks_are_told(tmp_path: Path) -> None:
-    paths = write_run(tmp_path, world_size=4)
-    summary = summarize(read_all([paths[0], paths[2]]))
-    assert summary.problems == ("attempt 1: no record of rank 1, 3 of 4",)
+def ended(record: RankRecord, status: str, message: str) -> RankRecord:
+    end = End(status=status, message=message, num_steps=50, peak_memory_gib=None)
+    return replace(record, end=end)
 
 
-def test_one_rank_twice_is_told(tmp_path: Path) -> None:
-    (path,) = write_run(tmp_path)
-    assert summarize([read_record(path)] * 2).problems == ("attempt 1: two records of one rank",)
+def without_samples(record: RankRecord) -> RankRecord:
+    steps = Columns(Step, (replace(step, num_samples=0) for step in record.steps))
+    return replace(record, steps=steps)
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("change", "problem"),
     [
-        ("run_id", "run-2"),
-        ("recipe", {"name": "fp32", "label": "fp32"}),
-        ("versions", {"torch": "2.9"}),
+        (lambda first, *_, last: [first, last], "attempt 1: no record of rank 1 of 3"),
+        (lambda *ranks, last: [*ranks, last, last], "attempt 1: two records of one rank"),
+        (lambda *ranks, last: [*ranks, with_header(last, run_id="2")], "attempt 1: ranks differ in run_id"),
+        (
+            lambda *ranks, last: [*ranks, with_header(last, versions={"torch": "2.9"})],
+            "attempt 1: ranks differ in versions",
+        ),
+        (
+            lambda first, *ranks, last: [
+                ended(first, "failed", "peer gone"),
+                *ranks,
+                ended(last, "out_of_memory", "x"),
+            ],
+            "ended as out_of_memory: x",
+        ),
+        (
+            lambda *ranks, last: [without_samples(one) for one in (*ranks, last)],
+            "the steps record no samples",
+        ),
     ],
 )
-def test_ranks_that_differ_are_told(tmp_path: Path, key: str, value: object) -> None:
-    first, second = read_all(write_run(tmp_path, world_size=2))
-    second.header[key] = value
-    assert summarize([first, second]).problems == (f"attempt 1: ranks differ in {key}",)
+def test_ranks_that_do_not_make_a_run_are_told(
+    tmp_path: Path, change: Callable[..., list[RankRecord]], problem: str
+) -> None:
+    *others, last = read_all(write_run(tmp_path, world_size=3, steps=50))
+    assert summarize(change(*others, last=last)).problems == (problem,)
 
 
 def test_a_scripts_ranks_may_begin_with_batches_of_different_sizes(tmp_path: Path) -> None:
@@ -204,12 +215,6 @@ def test_samples_are_those_of_the_retained_steps_and_unknown_if_one_of_them_is(t
     assert timing({5: None, 100: 1, 200: 0}).samples_per_step == pytest.approx(8 - (3 + 4) / 180)
     unknown = timing({100: None})
     assert unknown.samples_per_step is None and unknown.step_time_s is not None
-
-
-def test_no_samples_are_told(tmp_path: Path) -> None:
-    (record,) = read_all(write_run(tmp_path, steps=50))
-    record = replace(record, steps=Columns(Step, (replace(step, num_samples=0) for step in record.steps)))
-    assert summarize([record]).problems == ("the steps record no samples",)
 
 
 # --- attempts --------------------------------------------------------------------------------------------
@@ -339,10 +344,6 @@ def test_the_bandwidth_between_nodes_is_over_the_slowest_network(
     assert alone.all_reduce is None and "fabric" not in alone.setup.fingerprint
 
 
-def test_loss_that_was_not_finite_leaves_no_final_loss(run) -> None:
-    assert run(loss=lambda rank, step: None if step == 195 else 1.0).quality.final_loss is None
-
-
 def test_final_loss_is_the_mean_over_ranks_and_ten_steps(run) -> None:
     summary = run(world_size=2, loss=lambda rank, step: (3.0 if step > 190 else 9.0) + rank)
     assert summary.quality.final_loss == pytest.approx(3.5)
@@ -363,28 +364,26 @@ def test_the_slope_is_of_the_last_half_as_the_last_attempt_did_it(run) -> None:
     assert summary.quality.loss_slope == pytest.approx(-0.02)
 
 
-@pytest.mark.parametrize(
-    ("options", "first", "slope"),
-    [
-        ({"steps": 12}, 1.0, None),
-        ({"steps": 200, "loss": lambda rank, step: None if step == 150 else 1.0}, 1.0, None),
-        ({"steps": 200, "loss": lambda rank, step: None if step == 1 else 1.0}, None, 0.0),
-    ],
-    ids=["too few steps", "no number late", "no number first"],
-)
-def test_what_is_not_known_of_the_losses(
-    run, options: dict[str, Any], first: float | None, slope: float | None
-) -> None:
-    quality = run(**{"loss": lambda rank, step: 1.0} | options).quality
-    assert (quality.first_loss, quality.loss_slope) == (first, slope)
-
-
 # --- held-out data, checks, padding ----------------------------------------------------------------------
 
 
 def test_padding_is_no_token_of_a_step(run) -> None:
     summary = run(world_size=2, num_tokens=512, num_padding=64)
     assert (summary.timing.tokens_per_step, summary.padding_fraction) == (2 * 448, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost", "known"),
+    [
+        (12, None, (1.0, None, 1.0)),
+        (200, 150, (1.0, None, 1.0)),
+        (200, 1, (None, 0.0, 1.0)),
+        (200, 195, (1.0, None, None)),
+    ],
+)
+def test_what_is_not_known_of_the_losses(run, steps: int, lost: int | None, known: tuple[Any, ...]) -> None:
+    quality = run(steps=steps, loss=lambda rank, step: None if step == lost else 1.0).quality
+    assert (quality.first_loss, quality.loss_slope, quality.final_loss) == known
 
 
 @pytest.mark.parametrize(("num_skipped", "num_warnings"), [(0, 0), (2, 0), (3, 1), (200, 1)])
@@ -401,12 +400,6 @@ def test_a_step_that_was_done_again_counts_as_it_was_then(run) -> None:
     assert summary.quality.skipped_fraction == 50 / 200
 
 
-def test_without_a_loss_scaler_nothing_is_known_of_skipped_steps(run) -> None:
-    summary = run(steps=200)
-    assert summary.quality.skipped_fraction is None
-    assert "skipped_fraction" not in to_data(summary)["quality"]
-
-
 def scored(step: int, loss: float | None = 1.0, *, seconds: float = 2.0, **changes: Any) -> Eval:
     told: dict[str, Any] = {"split": "validation", "num_samples": 50, **changes}
     return Eval(step=step, loss=loss, seconds=seconds, **told)
@@ -420,13 +413,6 @@ def test_evaluations_are_kept_in_order(run) -> None:
     assert summary.quality.eval_s == 8.0
     again = run(attempt=2, steps=0, first_step=201, status="interrupted")
     assert again.quality.evals == summary.quality.evals
-
-
-def test_of_several_ranks_the_slowest_sets_the_time_of_an_evaluation(tmp_path: Path) -> None:
-    first, second = read_all(write_run(tmp_path, world_size=2, evals=[scored(100, seconds=2.0)]))
-    second = replace(second, evals=(scored(100, seconds=5.0),))
-    summary = summarize([first, second])
-    assert (len(summary.quality.evals), summary.quality.eval_s) == (1, 5.0)
 
 
 def test_what_was_done_again_after_a_resume_counts_once_as_it_was_then(tmp_path: Path) -> None:
@@ -461,9 +447,12 @@ def test_a_check_that_failed_anywhere_has_failed(tmp_path: Path) -> None:
         Check(name="isolation", passed=False, value=0.0),
     )
     near, far = (Check(name="equivalence", passed=True, value=value) for value in (0.001, 0.002))
-    first, second = read_all(write_run(tmp_path, world_size=2, checks=[near, good]))
-    second = replace(second, checks=(far, bad))
-    assert summarize([first, second]).quality.checks == (far, bad)
+    evals = [scored(100, seconds=2.0)]
+    first, second = read_all(write_run(tmp_path, world_size=2, checks=[near, good], evals=evals))
+    second = replace(second, checks=(far, bad), evals=(scored(100, seconds=5.0),))
+    quality = summarize([first, second]).quality
+    # The slowest rank sets the time of an evaluation.
+    assert (quality.checks, len(quality.evals), quality.eval_s) == ((far, bad), 1, 5.0)
     assert summarize([second, first]).quality.checks == (far, bad)
 
 

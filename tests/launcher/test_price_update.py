@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_summaries import price_of
 
 from fastlaunch.api.listing import prices
 from fastlaunch.aws.client import Aws
@@ -49,15 +50,23 @@ JUNE_2025 = {
 }
 
 Update = Callable[..., tuple[int, dict[str, Any]]]
+Product = Callable[..., str]
 
 
 @pytest.fixture
-def update(aws: Aws, aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]) -> Update:
+def product() -> Product:
+    from moto_prices import product
+
+    return product
+
+
+@pytest.fixture
+def update(
+    aws: Aws, aws_server: "MotoServer", product: Product, capsys: pytest.CaptureFixture[str]
+) -> Update:
     """Return the exit code of an update on a day, and its JSON."""
 
     def call(now: datetime = NOW, *, accept: bool = False) -> tuple[int, dict[str, Any]]:
-        from moto_prices import product
-
         if not any('"ml.' in text for text in aws_server.price_lists.products):
             aws_server.price_lists.products.append(product("ml.p5.48xlarge", "63.296"))
         context = World(settings=load_settings(), backends={}, connect=lambda: aws, now=lambda: now)
@@ -74,10 +83,8 @@ def in_force(on: date = TODAY, instance: str = "p5.48xlarge", service: str = "ec
 
 
 def test_an_update_notices_a_change_at_once_and_a_failed_one_never_looks_fresh(
-    update: Update, aws_server: "MotoServer"
+    update: Update, product: Product, aws_server: "MotoServer"
 ) -> None:
-    from moto_prices import product
-
     lists = aws_server.price_lists
     for day, column in ((2, 0), (4, 1)):
         lists.products = [product(name, usd[column]) for name, usd in JUNE_2025.items()]
@@ -104,9 +111,7 @@ def test_a_home_that_cannot_be_made_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         update_prices(context=World(settings=load_settings(), backends={}))
 
 
-def test_what_is_ambiguous_is_not_guessed(update: Update, aws_server: "MotoServer") -> None:
-    from moto_prices import product
-
+def test_what_is_ambiguous_is_not_guessed(update: Update, product: Product, aws_server: "MotoServer") -> None:
     aws_server.price_lists.products = [
         product(*P5),
         # Of another kind, which the filters leave out.
@@ -141,10 +146,8 @@ def test_what_is_ambiguous_is_not_guessed(update: Update, aws_server: "MotoServe
 
 @pytest.mark.parametrize("usd", ["0.0001", "9999999", "5.5", "551"])
 def test_a_price_far_from_the_last_one_is_taken_only_if_accepted(
-    usd: str, update: Update, aws_server: "MotoServer", isolated: Path
+    usd: str, update: Update, product: Product, aws_server: "MotoServer", isolated: Path
 ) -> None:
-    from moto_prices import product
-
     lists = aws_server.price_lists
     lists.products = [product("p5.48xlarge", usd), product("p4d.24xlarge", "22.1")]
     lists.spot = [
@@ -171,9 +174,9 @@ def test_a_price_far_from_the_last_one_is_taken_only_if_accepted(
 
 
 @pytest.mark.parametrize("usd", ["", "nan", "inf", "-1", "0", "1e-3", "0x10", "fifty"])
-def test_a_bad_number_leaves_out_its_price_alone(usd: str, update: Update, aws_server: "MotoServer") -> None:
-    from moto_prices import product
-
+def test_a_bad_number_leaves_out_its_price_alone(
+    usd: str, update: Update, product: Product, aws_server: "MotoServer"
+) -> None:
     aws_server.price_lists.products = [product("p5.48xlarge", usd), product("p4d.24xlarge", "22.1")]
     code, found = update()
     assert code == 3 and len(found["failures"]) == 1
@@ -182,10 +185,8 @@ def test_a_bad_number_leaves_out_its_price_alone(usd: str, update: Update, aws_s
 
 
 def test_an_answer_that_breaks_off_changes_nothing_of_that_list(
-    update: Update, aws_server: "MotoServer"
+    update: Update, product: Product, aws_server: "MotoServer"
 ) -> None:
-    from moto_prices import product
-
     aws_server.price_lists.products = [product(*P5), product("p4d.24xlarge", "1")[:-40]]
     code, found = update()
     assert code == 3 and "cannot be read" in found["failures"][0]
@@ -240,10 +241,12 @@ def test_a_damaged_file_of_an_update_is_to_be_removed(isolated: Path, name: str)
 
 
 def test_spot_and_capacity_blocks_are_kept_by_zone(
-    update: Update, aws_server: "MotoServer", isolated: Path, capsys: pytest.CaptureFixture[str]
+    update: Update,
+    product: Product,
+    aws_server: "MotoServer",
+    isolated: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from moto_prices import product
-
     lists = aws_server.price_lists
     lists.products = [product(*P5)]
     lists.spot = [
@@ -280,10 +283,8 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
 
 @pytest.mark.slow
 def test_an_update_that_is_killed_leaves_what_was(
-    update: Update, aws_server: "MotoServer", isolated: Path
+    update: Update, product: Product, aws_server: "MotoServer", isolated: Path
 ) -> None:
-    from moto_prices import product
-
     aws_server.price_lists.products = [product(*P5)]
     assert update()[0] == 0
     before = {path.name: path.read_bytes() for path in isolated.iterdir()}
@@ -311,7 +312,7 @@ def test_prices_are_old_after_a_week_and_those_of_markets_after_an_hour(
     at = NOW - timedelta(minutes=61 if is_old else 59)
     spot = {"instance": "p5.48xlarge", "region": "eu-west-3", "zone": "eu-west-3a", "purchase": "spot"}
     write_market(isolated / "market.yaml", [MarketPrice(**spot, usd_per_hour=20, at=at.isoformat())])
-    write_prices(isolated / "prices.yaml", [replace(price(1, 5.0), region="eu-west-3")])
+    write_prices(isolated / "prices.yaml", [price_of(5.0, region="eu-west-3")])
     now = datetime(2026, 11, 1 + days, 23, tzinfo=UTC)
     for clock, service in ((now, "ec2"), (NOW, "spot")):
         context = World(settings=load_settings(), backends={}, now=lambda clock=clock: clock)
@@ -321,21 +322,10 @@ def test_prices_are_old_after_a_week_and_those_of_markets_after_an_hour(
     assert (age_note([now.date(), date(2026, 11, 1)], now.date()) is not None) is is_old
 
 
-def price(day: int, usd: float) -> Price:
-    return Price(
-        instance="p5.48xlarge",
-        service="ec2",
-        region="us-east-1",
-        usd_per_hour=usd,
-        as_of=date(2026, 11, day),
-        source="test",
-    )
-
-
 def test_of_a_price_that_stays_the_first_and_the_last_day_are_kept() -> None:
     kept: list[Price] = []
     for day, usd in enumerate((5.0, 5.0, 5.0, 4.0, 4.0, 4.0, 5.0), start=1):
-        kept = with_newer(kept, [price(day, usd)])
+        kept = with_newer(kept, [price_of(usd, as_of=date(2026, 11, day))])
     assert [(one.as_of.day, one.usd_per_hour) for one in kept] == [(1, 5), (3, 5), (4, 4), (6, 4), (7, 5)]
 
 

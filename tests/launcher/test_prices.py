@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_summaries import price_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -108,13 +109,6 @@ def test_every_shipped_price_has_its_source_and_date_and_is_of_a_known_accelerat
             assert price.inferred
 
 
-def _price(day: datetime.date, usd_per_hour: float, region: str = "us-east-1") -> Price:
-    return Price(
-        instance="p5.48xlarge", service="ec2", region=region, usd_per_hour=usd_per_hour, as_of=day,
-        source="a test",
-    )  # fmt: skip
-
-
 @given(
     days=st.lists(st.dates(DATE(2020, 1, 1), DATE(2030, 1, 1)), unique=True, max_size=8),
     on=st.dates(DATE(2019, 1, 1), DATE(2031, 1, 1)),
@@ -123,10 +117,9 @@ def test_the_price_in_force_is_the_latest_on_or_before_the_day(
     days: list[datetime.date], on: datetime.date
 ) -> None:
     # The same days in another region, at prices that must not come back.
-    prices = [_price(day, 1 + n) for n, day in enumerate(days)] + [
-        _price(day, 99, "eu-west-1") for day in days
-    ]
-    catalogue = Catalogue(accelerators={}, instances=INSTANCES, prices=tuple(prices))
+    prices = [price_of(1 + n, as_of=day) for n, day in enumerate(days)]
+    others = [price_of(99, as_of=day, region="eu-west-1") for day in days]
+    catalogue = Catalogue(accelerators={}, instances=INSTANCES, prices=(*prices, *others))
     past = [day for day in days if day <= on]
     if not past:
         with pytest.raises(UserError):
@@ -162,7 +155,7 @@ prices:
 
 
 def test_a_price_survives_being_stored_and_anything_else_is_none() -> None:
-    price = _price(NOVEMBER_2023, 98.32)
+    price = price_of(98.32, as_of=NOVEMBER_2023)
     stored = price.to_json()
     assert stored["as_of"] == "2023-11-15"
     assert read(Price, stored, "price") == price
@@ -171,7 +164,7 @@ def test_a_price_survives_being_stored_and_anything_else_is_none() -> None:
             read(Price, stored | change, "price")
     for usd_per_hour in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UserError, match=r"of p5\.48xlarge is"):
-            _price(NOVEMBER_2023, usd_per_hour)
+            price_of(usd_per_hour, as_of=NOVEMBER_2023)
 
 
 @given(st.text())

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluated, imported, on_p5
+from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluated, imported, on_p5, price_of
 
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
@@ -25,7 +25,6 @@ from fastlaunch.analysis.recommend import (
     expected_saving,
     recommend,
 )
-from fastlaunch.catalog.prices import Price
 from fastlaunch.catalog.updates import MARKET_PRICES, MarketPrice, write_market
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UserError
@@ -169,12 +168,7 @@ def configuration(
 
 
 def bought(instance: str, usd_per_hour: float, **changes: Any) -> Purchase:
-    values = {"purchase": "on-demand", "region": "us-east-1", **changes}
-    return Purchase(
-        price=Price(
-            instance=instance, service="ec2", usd_per_hour=usd_per_hour, as_of=DAY, source="a test", **values
-        )
-    )
+    return Purchase(price=price_of(usd_per_hour, instance=instance, as_of=DAY, **changes))
 
 
 def chosen(*choices: tuple[Configuration, Purchase], job: Task = JOB) -> Choices:
@@ -627,8 +621,9 @@ def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 
 
 def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
-    found = fastlaunch.recommend("vit-huge", "100M", purchases="on-demand", regions="us-east-1")
-    assert found.pick == fastlaunch.recommend("vit-huge", "100M", regions=["us-east-1"]).pick
+    job: dict[str, Any] = {"workload": "vit-huge", "samples": "100M", "measured_only": True}
+    found = fastlaunch.recommend(**job, purchases="on-demand", regions="us-east-1")
+    assert found.pick == fastlaunch.recommend(**job, regions=["us-east-1"]).pick
 
 
 def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import codecs
 import gzip
 import json
 import lzma
-import os
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +13,6 @@ from typing import Any
 import pytest
 from fake_records import write_run
 from fake_summaries import changed
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import BadFile, UserError
@@ -227,17 +224,6 @@ def test_of_records_and_an_archive_of_them_the_records_count(tmp_path: Path) -> 
     imports = find_runs([tmp_path / "a"])
     assert [(run.source, run.files) for run in imports.runs.values()] == [(tmp_path / "a", tuple(files))]
     assert not imports.skipped
-
-
-@given(content=st.binary(max_size=300), suffix=st.sampled_from([".jsonl", ".jsonl.gz", ".jsonl.xz", ".csv"]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_file_crashes_an_import(tmp_path: Path, content: bytes, suffix: str) -> None:
-    file = tmp_path / f"file{suffix}"
-    file.write_bytes(content)
-    with pytest.raises(BadFile) as error:
-        find_runs([file])
-    assert os.fspath(file) in error.value.message
-    file.unlink()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema": "fastlaunch-run/1", "id": 5}', "\xff"])

@@ -313,17 +313,6 @@ def test_a_placement_holds_all_that_a_training_job_names() -> None:
     assert found.price == catalogue().price("p5.48xlarge", service="sagemaker", on=NOW.date())
 
 
-def test_several_training_types_ask_for_what_they_share_once() -> None:
-    aws = FakeAws()
-    both = trains(aws, "ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5e.48xlarge")
-    assert [one.instance.name for one in both.sites] == ["p4d.24xlarge", "p5.48xlarge"]
-    ((name, why),) = both.skipped
-    assert name == "ml.p5e.48xlarge in us-east-1" and "no sagemaker on-demand price" in why
-    assert aws.asked["role", "us-east-1"] == aws.asked["bucket_exists", "us-east-1"] == 1
-    # What EC2 alone needs is not asked for.
-    assert aws.asked["parameter", "us-east-1"] == aws.asked["subnets", "us-east-1"] == 0
-
-
 IN_VPC = {"sagemaker_subnets": ("subnet-a", "subnet-b"), "sagemaker_security_groups": ("sg-1",)}
 
 

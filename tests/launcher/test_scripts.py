@@ -285,7 +285,3 @@ def test_what_a_command_names_has_to_travel(
     with pytest.raises(UserError, match=message) if message else nullcontext():
         paths = {"train.py", "src/run.sh"}
         check_travels_along([script], paths, why_not="git does not track it", to_take="git add {}")
-
-
-def test_a_script_is_hashable_as_jobs_are_counted() -> None:
-    assert len({Script(command=("a", "{x}"), variant=(("x", "1"),)) for _ in range(2)}) == 1

@@ -1,12 +1,10 @@
 """The measurements that ship with fastlaunch: sound, and what the demo says of them is what they say."""
 
-import datetime
 from typing import Any
 
 import pytest
+from fake_summaries import compared
 
-from fastlaunch.analysis.compare import MeasuredRun, PriceRequest, compare
-from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.core.data import to_data
 from fastlaunch.core.paths import shipped
 from fastlaunch.lifecycle.importer import find_runs
@@ -48,11 +46,7 @@ def test_every_run_is_fit_to_compare(summaries: dict[str, RunSummary]) -> None:
 
 
 def test_the_experiments_arms_are_there_and_its_speed_is_met(summaries: dict[str, RunSummary]) -> None:
-    comparison = compare(
-        [MeasuredRun(run_id=run_id, summary=summary) for run_id, summary in summaries.items()],
-        catalogue=load_catalogue(),
-        prices=PriceRequest(today=datetime.date(2026, 11, 21)),
-    )
+    comparison = compared(*summaries.values())
     h200 = [row for row in comparison.rows if row.setup.device_name == "NVIDIA H200"]
     rows = {
         row.setup.recipe: row

@@ -297,15 +297,9 @@ def test_cancel_of_a_planned_run_keeps_it_from_starting(backend: InstantBackend)
     assert backend.calls == []
 
 
-@pytest.mark.parametrize(
-    ("cancelled", "state", "reason"),
-    [
-        (True, RunState.INTERRUPTED, "stopped by fastlaunch cancel"),
-        (False, RunState.LOST, "it ended before its first record"),
-    ],
-)
+@pytest.mark.parametrize(("cancelled", "state"), [(True, RunState.INTERRUPTED), (False, RunState.LOST)])
 def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted(
-    backend: InstantBackend, cancelled: bool, state: RunState, reason: str
+    backend: InstantBackend, cancelled: bool, state: RunState
 ) -> None:
     run_id = planned(backend)
     backend.ledger.set_state(run_id, RunState.RUNNING)
@@ -315,8 +309,7 @@ def test_job_that_cancel_stopped_before_its_launcher_had_noted_it_is_interrupted
     handle = {"directory": str(backend.home / run_id)}
     backend.ledger.set_handle(attempt, handle)
     finish_run(backend.ledger.get(run_id), handle, backend=backend, ledger=backend.ledger)
-    run = backend.ledger.get(run_id)
-    assert (run.state, run.reason) == (state, reason)
+    assert backend.ledger.get(run_id).state is state
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
