@@ -144,6 +144,7 @@ def recommend(
         allow_unverified=allow_unverified,
         reconciles=True,
         with_shared=with_shared,
+        judges=False,
     )
     candidates = _candidates(known)
     names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
