@@ -462,22 +462,6 @@ def test_a_training_job_needs_a_role_and_a_bucket() -> None:
     assert first("config", train(here=usual(bucket=None))).result is Result.FAILED
 
 
-@pytest.mark.parametrize(
-    ("instances", "changes", "kind"),
-    [
-        ((), {"num_nodes": 3}, QuotaExceeded),
-        ((), SPOT, QuotaExceeded),
-        # A type that the region does not have has no quota either.
-        (("p6-b200.48xlarge",), {}, None),
-    ],
-)
-def test_quotas_of_training_jobs(
-    instances: tuple[str, ...], changes: dict[str, Any], kind: type[UserError] | None
-) -> None:
-    error = first("quota", train({}, *instances, **changes)).error
-    assert (type(error) if error else None) is kind
-
-
 def test_a_training_plan_needs_no_quota_and_one_that_may_not_be_listed_holds_up_nothing() -> None:
     assert "quota" not in {each.name for each in train(training_plan=TRAINING_PLAN)}
     assert first("quota", train({"quotas_by_name": denied("it")})).result is Result.NOT_CHECKED
