@@ -65,6 +65,7 @@ def test_no_sentence_begins_with_of() -> None:
     inverted = [
         f"{path.relative_to(ROOT)}: {text[match.start() :].strip()[:70]}"
         for path in [*SOURCES, *PAGES]
+        if "Of" in path.read_text(encoding="utf-8")
         for text in texts(path)
         for match in _INVERTED.finditer(text)
     ]

@@ -286,9 +286,11 @@ def test_without_arguments_it_covers_every_run(tmp_path: Path) -> None:
     assert [row["name"] for row in section["rows"]] == ["te-fp8"]
 
 
-def test_a_page_is_written_whole_and_never_over_another_file(
+@pytest.mark.slow
+def test_a_page_is_written_over_its_own_with_the_prices_that_were_proposed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Another process makes the JavaScript of each page."""
     import_runs(tmp_path / "runs", num_rounds=1)
     monkeypatch.chdir(tmp_path)
     typed = ["report", "recipe=*", "--measured-only"]
@@ -297,11 +299,20 @@ def test_a_page_is_written_whole_and_never_over_another_file(
     # No run has a price, so the same command with one is proposed last.
     proposed = shlex.split(capsys.readouterr().err.splitlines()[-1].removeprefix("next: fastlaunch "))
     assert set(typed) <= set(proposed) and "--price-as" in proposed
-    assert run(proposed) == 0  # over its own page
+    assert run(proposed) == 0
     assert "next:" not in capsys.readouterr().err
     assert Path("report.html").read_text().startswith("<!doctype")
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report.html"}
+
+
+def test_a_page_is_never_written_over_another_file_that_was_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_runs(tmp_path / "runs", num_rounds=1)
+    monkeypatch.chdir(tmp_path)
     Path("report.html").write_text("<p>somebody's own")
-    assert run(typed) == 2
+    capsys.readouterr()
+    assert run(["report", "--measured-only"]) == 2
     assert "report.html" in capsys.readouterr().err
     assert Path("report.html").read_text() == "<p>somebody's own"
     assert run(["report", "--format", "md", "-o", "report.html"]) == 0  # named
