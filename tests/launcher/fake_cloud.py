@@ -281,7 +281,7 @@ class FakeNode:
             self.aws.objects[bucket, f"{key}/{name}"] = body
 
     def boot(self) -> None:
-        said = {"schema": 1, "token": self.token, "instance_id": self.instance_id}
+        said = {"schema": 1, "token": self.token, "instance_id": self.instance_id, "booted_at": self._now()}
         self.put("boot.json" if self.rank == 0 else f"node-{self.rank}/boot.json", json.dumps(said).encode())
         self.put(f"node-{self.rank}/log.txt.000000000000", b"pulling the image\n")
 
@@ -316,7 +316,7 @@ class FakeNode:
             "outcome": outcome,
             "reason": reason,
             "uptime_s": 200.0,
-            "billed_until": f"{self.aws.clock.moment:%Y-%m-%dT%H:%M:%SZ}",
+            "billed_until": self._now(),
             "runs": [
                 {"run_id": run_id, "state": state, "exit_code": codes.get(state)}
                 for run_id, state in runs.items()
@@ -380,6 +380,9 @@ class FakeNode:
             self.turn_off()
 
         clock.at(BOOT_S + (len(runs) + 1) * seconds_per_run, end)
+
+    def _now(self) -> str:
+        return f"{self.aws.clock.moment:%Y-%m-%dT%H:%M:%SZ}"
 
     def _watch_abort(self, done: Mapping[str, str], runs: Sequence[str]) -> None:
         bucket, key = self.output

@@ -121,14 +121,3 @@ def test_too_few_machines_are_none_and_the_next_zone_is_tried(world: World) -> N
     world.aws.answers = ["few"]
     with pytest.raises(NoCapacity, match="1 of 2"):
         world.submit(jobs=(pair(),))
-
-
-def test_ctrl_c_stops_all_of_them(world: World) -> None:
-    def interrupt(node: FakeNode) -> None:
-        node.train(upto=0)
-        world.clock.at(150, lambda: setattr(world.stop, "by", "Ctrl-C"))
-
-    world.aws.node = interrupt
-    (run,) = world.submit(jobs=(pair(),))
-    assert run.state is RunState.CANCELLED
-    assert world.aws.live() == [] and world.aws.calls["terminate"] == 0

@@ -167,35 +167,6 @@ def test_detached_it_needs_no_timer_in_the_account(world: World) -> None:
     assert attempt.schedule is None and attempt.reason is None
 
 
-# By other commands
-
-
-def test_a_detached_job_is_seen_and_then_ended(world: World) -> None:
-    (run,) = world.submit(EAST, detach=True)
-    attempt = world.attempt(run)
-    assert (attempt.instance, attempt.launched_at) == ("p5.48xlarge", None)
-    world.clock.sleep(60)
-    world.reconcile()
-    assert world.ledger.get(run.id).reason == "waiting for capacity"
-    world.clock.sleep(90)
-    world.reconcile()
-    attempt = world.attempt(run)
-    assert attempt.launched_at is not None and world.ledger.get(run.id).state is RunState.RUNNING
-    world.clock.sleep(600)
-    world.reconcile()
-    assert world.ledger.get(run.id).state is RunState.COMPLETED
-    assert world.ledger.unfinished_attempts("sagemaker") == []
-
-
-def test_cancel_stops_the_job_with_all_its_runs(world: World) -> None:
-    world.aws.job = lambda job: job.train(upto=0)
-    first, second = world.submit(jobs=(training_job(), training_job("fp32")), detach=True)
-    world.clock.sleep(TRAINING_S + 90)
-    assert world.cancel(first) is RunState.CANCELLED
-    assert world.ledger.get(second.id).state is RunState.CANCELLED
-    assert world.aws.running() == []
-
-
 # Going on
 
 

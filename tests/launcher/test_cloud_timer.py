@@ -67,17 +67,6 @@ def test_a_machine_whose_launcher_died_gets_a_timer(world: World) -> None:
     assert list(world.aws.schedules) == [f"fastlaunch-{run.id}-a1"]
 
 
-def test_it_goes_when_the_attempt_has_ended(world: World) -> None:
-    (run,) = world.submit(detach=True)
-    world.clock.sleep(60)
-    world.reconcile()
-    assert len(world.aws.schedules) == 1 and world.aws.calls["DeleteSchedule"] == 0
-    world.clock.sleep(600)
-    world.reconcile()
-    assert world.ledger.get(run.id).state is RunState.COMPLETED
-    assert world.aws.schedules == {} and world.ledger.scheduled_attempts() == []
-
-
 def test_another_account_does_not_take_its_absence_for_its_end(world: World) -> None:
     (run,) = world.submit(detach=True)
     world.clock.sleep(600)
