@@ -215,44 +215,32 @@ def test_there_is_a_rank_for_every_gpu(container: Container) -> None:
     assert ranks(container.call()) == "1"
 
 
-@pytest.mark.parametrize("text", [CLOSED_DRIVER, OPEN_DRIVER])
-def test_an_images_newer_libcuda_is_used(container: Container, text: str) -> None:
-    container.driver(text.format("550.163.01"))
-    compat = container.compat("550.54.15", "580.65.06")
-    container.env = {"LD_LIBRARY_PATH": "/opt/amazon/efa/lib:/usr/lib"}
-    call = container.call()
-    assert call.env["FASTLAUNCH_CUDA_COMPAT"] == "compat 580.65.06"
-    assert call.env["LD_LIBRARY_PATH"] == f"{compat}:/opt/amazon/efa/lib:/usr/lib"
-    assert call.err == "run_train.sh: driver 550.163.01, libcuda of the image: 580.65.06\n"
-
-
-def test_an_images_libcuda_that_is_not_newer_is_kept_out_of_the_way(container: Container) -> None:
-    container.driver(OPEN_DRIVER.format("580.65.06"))
-    compat = container.compat("580.65.06")
-    container.env = {"LD_LIBRARY_PATH": f"/a:{compat}:/b"}
-    call = container.call()
-    assert call.env["FASTLAUNCH_CUDA_COMPAT"] == "driver"
-    assert call.env["LD_LIBRARY_PATH"] == "/a:/b"
-    assert call.err == "run_train.sh: driver 580.65.06, libcuda of the driver\n"
-
-
 @pytest.mark.parametrize(
-    ("driver", "compat", "gpu", "used"),
+    ("text", "driver", "compat", "gpu", "used"),
     [
+        (CLOSED_DRIVER, "550.163.01", ("550.54.15", "580.65.06"), "NVIDIA L4", "compat 580.65.06"),
+        (OPEN_DRIVER, "550.163.01", ("550.54.15", "580.65.06"), "NVIDIA L4", "compat 580.65.06"),
         # Versions are compared as numbers.
-        ("580.65.06", "580.126.09", "NVIDIA L4", "compat 580.126.09"),
-        ("1000.1", "580.65.06", "NVIDIA L4", "driver"),
-        ("550.163.01", "580.65.06", "NVIDIA GeForce RTX 4090", "driver"),
-        ("550.163.01", None, "NVIDIA L4", "driver"),
+        (OPEN_DRIVER, "580.65.06", ("580.126.09",), "NVIDIA L4", "compat 580.126.09"),
+        (OPEN_DRIVER, "1000.1", ("580.65.06",), "NVIDIA L4", "driver"),
+        (OPEN_DRIVER, "580.65.06", ("580.65.06",), "NVIDIA L4", "driver"),
+        (OPEN_DRIVER, "550.163.01", ("580.65.06",), "NVIDIA GeForce RTX 4090", "driver"),
+        (OPEN_DRIVER, "550.163.01", (), "NVIDIA L4", "driver"),
     ],
 )
-def test_libcuda_is_chosen_by_version_and_gpu(
-    driver: str, compat: str | None, gpu: str, used: str, container: Container
+def test_the_newer_libcuda_that_the_gpu_can_have_is_used_and_the_other_out_of_the_way(
+    text: str, driver: str, compat: tuple[str, ...], gpu: str, used: str, container: Container
 ) -> None:
-    container.driver(OPEN_DRIVER.format(driver), gpu=gpu)
-    if compat:
-        container.compat(compat)
-    assert container.call().env["FASTLAUNCH_CUDA_COMPAT"] == used
+    container.driver(text.format(driver), gpu=gpu)
+    folder = container.compat(*compat)
+    container.env = {"LD_LIBRARY_PATH": f"/a:{folder}:/b"}
+    call = container.call()
+    assert call.env["FASTLAUNCH_CUDA_COMPAT"] == used
+    paths = call.env["LD_LIBRARY_PATH"].split(":")
+    assert paths[0] == (str(folder) if used != "driver" else "/a")
+    assert [path for path in paths if path != str(folder)] == ["/a", "/b"]
+    said = used.replace("compat", "image:")
+    assert call.err == f"run_train.sh: driver {driver}, libcuda of the {said}\n"
 
 
 def test_where_the_kernel_does_not_tell_its_driver_nvidia_smi_does(container: Container) -> None:
@@ -301,48 +289,39 @@ def test_several_nodes_talk_over_the_interface_that_leads_to_the_first(container
 
 
 OF_EFA = ("FI_PROVIDER", "FI_EFA_USE_HUGE_PAGE", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "NCCL_PROTO")
+EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
+RDMA, FORKS = {"FI_EFA_USE_DEVICE_RDMA": "1"}, {"FI_EFA_FORK_SAFE": "1"}
+OLD, NEW = "1.17.1amzn2.0", "1.22.0amzn5.0"
+
+
+@pytest.mark.parametrize(
+    ("instance", "libfabric", "kernel", "expected"),
+    [
+        # What EFA's plugin sets by itself is left to it.
+        ("p4d.24xlarge", None, None, EFA),
+        ("p5en.48xlarge", None, None, EFA),
+        ("p4d.24xlarge", NEW, "5.10.0-31-amd64", EFA),
+        ("p5en.48xlarge", NEW, "5.10.0-31-amd64", EFA),
+        # An old libfabric is told more.
+        ("p4d.24xlarge", OLD, "6.1.0-9-amd64", EFA | RDMA),
+        ("p5.48xlarge", OLD, "5.10.0-31-amd64", EFA | RDMA | FORKS),
+        # These have EFA without RDMA, and libfabric would end the process.
+        ("g5.48xlarge", OLD, "5.15.0", EFA),
+        ("g5.48xlarge", OLD, "5.4.0-1103-aws", EFA | FORKS),
+    ],
+)
+def test_efa_is_told_what_it_does_not_know(
+    container: Container, instance: str, libfabric: str | None, kernel: str | None, expected: dict[str, str]
+) -> None:
+    if libfabric:
+        text = f"fi_info: {libfabric}\\nlibfabric: {libfabric}\\nlibfabric api: 1.17\\n"
+        container.write("root/opt/amazon/efa/bin/fi_info", f"#!/bin/bash\nprintf '{text}'\n", mode=0o755)
+        container.write("root/proc/sys/kernel/osrelease", f"{kernel}\n")
+    assert of_efa(two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)) == expected
 
 
 def of_efa(call: Call) -> dict[str, str]:
     return {name: call.env[name] for name in OF_EFA if name in call.env}
-
-
-@pytest.mark.parametrize("instance", ["p4d.24xlarge", "p5en.48xlarge"])
-def test_what_efas_plugin_sets_by_itself_is_left_to_it(container: Container, instance: str) -> None:
-    call = two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)
-    assert of_efa(call) == {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
-    fi_info(container, "1.22.0amzn5.0", kernel="5.10.0-31-amd64")
-    call = two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)
-    assert of_efa(call) == {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
-
-
-def fi_info(container: Container, version: str, *, kernel: str) -> None:
-    """EFA's software of that version in the image, on a machine with that kernel."""
-    text = f"fi_info: {version}\\nlibfabric: {version}\\nlibfabric api: 1.17\\n"
-    container.write("root/opt/amazon/efa/bin/fi_info", f"#!/bin/bash\nprintf '{text}'\n", mode=0o755)
-    container.write("root/proc/sys/kernel/osrelease", f"{kernel}\n")
-
-
-@pytest.mark.parametrize(
-    ("instance", "kernel", "more"),
-    [
-        ("p4d.24xlarge", "6.1.0-9-amd64", {"FI_EFA_USE_DEVICE_RDMA": "1"}),
-        (
-            "p5.48xlarge",
-            "5.10.0-31-amd64",
-            {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"},
-        ),
-        # These have EFA without RDMA, and libfabric would end the process.
-        ("g5.48xlarge", "5.15.0", {}),
-        ("g5.48xlarge", "5.4.0-1103-aws", {"FI_EFA_FORK_SAFE": "1"}),
-    ],
-)
-def test_an_old_libfabric_is_told_more(
-    container: Container, instance: str, kernel: str, more: dict[str, str]
-) -> None:
-    fi_info(container, "1.17.1amzn2.0", kernel=kernel)
-    call = two_nodes(container, FASTLAUNCH_FABRIC="efa", FASTLAUNCH_INSTANCE=instance)
-    assert of_efa(call) == {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0", **more}
 
 
 def test_without_efa_nothing_of_it_is_set(container: Container) -> None:
@@ -350,8 +329,8 @@ def test_without_efa_nothing_of_it_is_set(container: Container) -> None:
     assert of_efa(two_nodes(container)) == {}
     container.env = {"FASTLAUNCH_FABRIC": "efa"}
     assert of_efa(container.call()) == {}
-    call = two_nodes(container, FASTLAUNCH_FABRIC="efa", FI_PROVIDER="tcp", FI_EFA_USE_HUGE_PAGE="1")
-    assert of_efa(call) == {"FI_PROVIDER": "tcp", "FI_EFA_USE_HUGE_PAGE": "1"}
+    given = {"FI_PROVIDER": "tcp", "FI_EFA_USE_HUGE_PAGE": "1"}
+    assert of_efa(two_nodes(container, FASTLAUNCH_FABRIC="efa", **given)) == given
 
 
 def test_sagemaker_tells_hosts_and_interface(container: Container) -> None:
