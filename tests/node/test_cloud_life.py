@@ -37,7 +37,6 @@ from fastlaunch.catalog.container_images import registry, training_base
 from fastlaunch.cli.main import run as cli
 from fastlaunch.core.plan import CodeBundle, RunState
 from fastlaunch.core.settings import RegionSettings, Settings, load_settings
-from fastlaunch.jobs.build import interleaved
 from fastlaunch.jobs.code_bundle import script_bundle, upload_bundle
 from fastlaunch.jobs.job import Job, Script, Terms
 from fastlaunch.jobs.options import Options
@@ -49,7 +48,7 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.describe import attempt_to_dict
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
-from fastlaunch.lifecycle.rounds import RowVerdict, Verdicts
+from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.world import StopRequest, default_context
 from fastlaunch.measure.record_files import read_record
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -228,6 +227,19 @@ def assert_script_came_home(run: Run, lr: str) -> None:
     assert (run.directory / "output" / "a model" / "weights.bin").read_bytes() == lr.encode() * 1000
 
 
+def submit_script(
+    world: World, folder: Path, *scripts: Script, purchase: str = "on-demand", **where: Any
+) -> list[Run]:
+    """Submit the scripts in the folder, with real training: their runs have twenty hours of the machine's."""
+    bundle = script_bundle(working_directory(folder, home=world.home))
+    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
+    world.machines.update(training="real")
+    world.max_minutes = 1200
+    terms = Terms(purchase=purchase, max_minutes=world.max_minutes)
+    usual: dict[str, Any] = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": terms}
+    return world.submit(*(script_spec(script, **usual, **where) for script in scripts))
+
+
 def consoles(world: World) -> str:
     return "\n".join([*world.messages, *(instance.console for instance in world.scene.started)])
 
@@ -280,21 +292,16 @@ def assert_was_prepared(run: Run, ledger: Ledger, home: Path, *, is_timed: bool,
 
 
 def test_a_script_comes_home_with_what_it_left(world: World, script: Path, required: Path) -> None:
-    bundle = script_bundle(working_directory(script, home=world.home))
     put_input()
     wheels = requirements_bundle(required, BASE)
     world.site = replace(
         world.site,
-        code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle),
         requirements=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", wheels),
         inputs={"val-set": INPUT},
     )
-    world.machines.update(training="real")
-    world.max_minutes = 1200
     command = ("python", "train.py", "{lr}")
     scripts = [Script(command=command, variant=(("lr", lr),)) for lr in ("1", "2")]
-    where = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": Terms(max_minutes=1200)}
-    first, second = world.submit(*(script_spec(each, **where) for each in scripts))
+    first, second = submit_script(world, script, *scripts)
     assert [first.state, second.state] == [RunState.COMPLETED] * 2, consoles(world)
     assert_script_came_home(first, "1")
     assert_script_came_home(second, "2")
@@ -307,36 +314,10 @@ def test_a_script_comes_home_with_what_it_left(world: World, script: Path, requi
 def test_an_example_comes_home(world: World, tmp_path: Path, name: str) -> None:
     example = BY_NAME[name]
     furnish(tmp_path / "script", example.program)
-    bundle = script_bundle(working_directory(tmp_path / "script", home=world.home))
-    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
-    world.machines.update(training="real")
-    world.max_minutes = 1200
     command = Script(command=("python", *example.command), nproc=example.num_ranks)
-    where = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": Terms(max_minutes=1200)}
-    (run,) = world.submit(script_spec(command, **where))
+    (run,) = submit_script(world, tmp_path / "script", command)
     assert run.state is RunState.COMPLETED, consoles(world)
     assert_measured(run, example)
-
-
-def test_a_machine_leaves_out_what_is_settled(world: World) -> None:
-    others = replace(JOB, recipe=resolve_recipe("fp32"))
-    jobs = interleaved(
-        [replace(JOB, steps=100), replace(others, steps=100)],
-        Options(until_resolved=True, max_rounds=12),
-    )
-
-    def verdicts(runs: Sequence[Run]) -> dict[str, RowVerdict]:
-        of = {"bf16": RowVerdict(kind="baseline", is_baseline=True), "fp32": RowVerdict(kind="better")}
-        return {run.id: of[run.recipe] for run in runs}
-
-    runs = world.submit(*jobs, verdicts=verdicts)
-    done = [run for run in runs if run.state is RunState.COMPLETED]
-    assert [run.recipe for run in done] == ["bf16", "fp32", "fp32", "bf16", "bf16", "fp32"], consoles(world)
-    assert all(run.is_unneeded for run in runs[6:])
-    (attempt,) = world.ledger.attempts_of(runs[0].id)
-    assert attempt.state is RunState.COMPLETED
-    node_log = world.home / "runs" / runs[0].id / "node-a1.log"
-    assert f"run {runs[-1].id}: skipped" in node_log.read_text()
 
 
 SWEEP = (
@@ -485,59 +466,16 @@ def test_a_spot_interruption_is_gone_on_from(world: World) -> None:
 
 def test_a_script_that_spot_interrupts_goes_on_with_what_it_saved(world: World, script: Path) -> None:
     (script / "train.py").write_text(RESUMABLE)
-    bundle = script_bundle(working_directory(script, home=world.home))
-    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
-    world.machines.update(training="real")
-    world.max_minutes = 1200
-
     world.events = partial(take_first, world)
-    terms = Terms(purchase="spot", max_minutes=1200)
-    command = Script(command=("python", "train.py"))
-    (run,) = world.submit(script_spec(command, backend="ec2", instance="g5.xlarge", image=IMAGE, terms=terms))
+    (run,) = submit_script(world, script, Script(command=("python", "train.py")), purchase="spot")
     assert run.state is RunState.COMPLETED, consoles(world)
     assert_script_went_on(run)
 
 
-def test_ctrl_c_brings_home_what_was_done(world: World) -> None:
-    def interrupt(number: int, instance: SimulatedInstance) -> None:
-        run_id = world.run_id()
-        world.scene.wait_for(f"{RUNS}/{run_id}/attempt-1/node-0/{run_id}/rank-", 120)
-        world.stop.by = "Ctrl-C"
-
-    world.events = interrupt
-    (run,) = world.submit(replace(JOB, steps=3000))
-    assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C"), consoles(world)
-    assert run.summary is not None and 0 < run.summary.num_steps < 3000
-    assert world.scene.keys(f"{RUNS}/{run.id}/checkpoints")
-    assert not world.scene.moto.instances("pending", "running")
-
-
-def test_two_nodes_come_home(switch: Switch, world: World) -> None:
-    """With real training, on machines that reach each other."""
-    world.machines.update(switch=switch, training="real")
-    # Real training takes its time on a busy machine, and a node's minutes are few seconds here.
-    world.max_minutes = 1200
-    (run,) = world.submit(replace(JOB, num_nodes=2, num_gpus=2, allow_tcp=True))
-    assert run.state is RunState.COMPLETED, consoles(world)
-    assert run.summary is not None and run.summary.num_steps == 20
-    assert run.directory is not None
-    names = {path.name for path in run.directory.iterdir()}
-    assert {"rank-00000-attempt-1.jsonl", "rank-00001-attempt-1.jsonl", "log.txt", "log-node-1.txt"} <= names
-    (attempt,) = world.ledger.attempts_of(run.id)
-    assert attempt.state is RunState.COMPLETED and attempt.handle is not None
-    ids = [instance.instance_id for instance in world.scene.started]
-    assert sorted(attempt.handle["instance_ids"]) == sorted(ids) and len(ids) == 2
-    assert not world.scene.moto.instances("pending", "running")
-
-
 def test_a_script_on_two_nodes_is_one_of_two_ranks(switch: Switch, world: World, script: Path) -> None:
-    bundle = script_bundle(working_directory(script, home=world.home))
-    world.site = replace(world.site, code=upload_bundle(Aws(), REGION, BUCKET, "fastlaunch", bundle))
-    world.machines.update(switch=switch, training="real")
-    world.max_minutes = 1200
+    world.machines.update(switch=switch)
     command = Script(command=("python", "train.py", "{lr}"), variant=(("lr", "1"),), nproc=1)
-    where = {"backend": "ec2", "instance": "g5.xlarge", "image": IMAGE, "terms": Terms(max_minutes=1200)}
-    (run,) = world.submit(script_spec(command, num_nodes=2, allow_tcp=True, **where))
+    (run,) = submit_script(world, script, command, num_nodes=2, allow_tcp=True)
     assert run.state is RunState.COMPLETED, consoles(world)
     assert_script_came_home(run, "1")
     assert run.summary is not None and run.directory is not None
@@ -678,16 +616,3 @@ def test_a_script_on_managed_spot_goes_on_with_what_it_saved(
     (run,) = runs()
     assert_script_went_on(run)
     assert job.rewritten() == []
-
-
-def test_two_hosts_of_which_one_fails_end_with_its_cause(training_jobs: TrainingJobs, isolated: Path) -> None:
-    training_jobs.environment |= {"FAKE_FAIL_AT": "30", "FAKE_FAIL_RANK": "1"}
-    process = training_jobs.submit("--recipe", "fp32", "--num-nodes", "2", "--allow-tcp")
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, out
-    (run,) = runs()
-    assert run.state == RunState.FAILED
-    assert "no such thing" in (run.reason or ""), run.reason
-    traceback = isolated / "runs" / run.id / "traceback-rank-00001-attempt-1.txt"
-    assert 'File "my.py", line 7' in traceback.read_text()
-    assert training_jobs.job().failure_reason.startswith("AlgorithmError: ValueError: no such thing")

@@ -135,14 +135,6 @@ def test_a_secret_reaches_the_container_and_nothing_else(scene: Scene) -> None:
     assert not any("s3cr3t" in text for text in said)
 
 
-def test_a_secret_that_may_not_be_read_ends_the_machine(scene: Scene) -> None:
-    arn = f"arn:aws:secretsmanager:us-east-1:{ACCOUNT}:secret:none-x1y2z3"
-    program = node_program(node_run(), secrets={"HUB": arn})
-    instance = scene.launch(program)
-    assert instance.wait() == "shutdown"
-    assert outcome(scene.status(program)) == ("configuration", "secret")
-
-
 @pytest.mark.parametrize(
     ("stored", "store_mib", "reason"),
     [
@@ -187,53 +179,38 @@ def test_a_run_that_fails_does_not_stop_the_next_one(scene: Scene) -> None:
     assert_records_arrived(scene, instance, program, 2)
 
 
+PENDING = report(1, {0: {"remapped_row_pending": "Yes"}})
+NO_SECRET = f"arn:aws:secretsmanager:us-east-1:{ACCOUNT}:secret:none-x1y2z3"
+
+
 @pytest.mark.parametrize(
-    ("reason", "changes", "machine", "ended"),
+    ("expected", "changes", "machine"),
     [
-        ("image pull", {}, {"missing_images": (IMAGE,)}, ("not-started", None)),
-        ("code", {"code_sha256": "0" * 64}, {}, ("not-started", None)),
-        ("driver", {}, {"num_gpus": 0}, ("not-started", None)),
+        (("configuration", "image pull"), {}, {"missing_images": (IMAGE,)}),
+        (("configuration", "code"), {"code_sha256": "0" * 64}, {}),
+        (("configuration", "secret"), {"secrets": {"HUB": NO_SECRET}}, {}),
+        (("configuration", "driver"), {}, {"num_gpus": 0}),
         # A container that docker cannot start is the machine's fault: the next run would fare no better.
-        ("container: exit code 125", {}, {"broken_runtime": True}, ("failed", 125)),
+        (("configuration", "container: exit code 125"), {}, {"broken_runtime": True}),
+        (("hardware", "GPU 0: a row remap is pending"), {}, {"gpus": PENDING}),
+        (("hardware", "1 of 8 GPUs are there"), {"num_gpus": 8}, {}),
+        (("hardware", "fabric manager"), {"has_nvswitch": True}, {"fabric_manager": False}),
     ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
 def test_a_machine_that_cannot_run_anything_says_why(
-    reason: str,
-    changes: dict[str, Any],
-    machine: dict[str, Any],
-    ended: tuple[str, int | None],
-    scene: Scene,
-) -> None:
-    program = node_program(node_run(FIRST), node_run(SECOND), **changes)
-    assert scene.launch(program, scale=40.0, **machine).wait() == "shutdown"
-    status = scene.status(program)
-    assert outcome(status) == ("configuration", reason)
-    assert ends(status) == [ended, ("not-started", None)]
-    assert b"failed: configuration" in scene.joined(program)["node-0/log.txt"]
-
-
-PENDING = report(1, {0: {"remapped_row_pending": "Yes"}})
-
-
-@pytest.mark.parametrize(
-    ("reason", "changes", "machine"),
-    [
-        ("GPU 0: a row remap is pending", {}, {"gpus": PENDING}),
-        ("1 of 8 GPUs are there", {"num_gpus": 8}, {}),
-        ("fabric manager", {"has_nvswitch": True}, {"fabric_manager": False}),
-    ],
-)
-def test_a_machine_with_a_faulty_gpu_begins_nothing(
-    reason: str, changes: dict[str, Any], machine: dict[str, Any], scene: Scene
+    expected: tuple[str, str], changes: dict[str, Any], machine: dict[str, Any], scene: Scene
 ) -> None:
     program = node_program(node_run(FIRST), node_run(SECOND), **changes)
     instance = scene.launch(program, scale=40.0, **machine)
     assert instance.wait() == "shutdown"
     status = scene.status(program)
-    assert outcome(status) == ("hardware", reason)
-    assert ends(status) == [("not-started", None)] * 2
-    # Found before the image is pulled.
-    assert not instance.docker_calls()
+    assert outcome(status) == expected
+    begun = ("failed", 125) if "broken_runtime" in machine else ("not-started", None)
+    assert ends(status) == [begun, ("not-started", None)]
+    assert f"failed: {expected[0]}".encode() in scene.joined(program)["node-0/log.txt"]
+    # Faulty GPUs are found before the image is pulled.
+    assert expected[0] == "configuration" or not instance.docker_calls()
 
 
 def test_a_fabric_manager_that_lost_a_race_at_boot_is_restarted(scene: Scene) -> None:
