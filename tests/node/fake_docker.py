@@ -94,7 +94,7 @@ def run(argv: list[str], settings: dict[str, object]) -> int:
     # The test's own interpreter stands for the image's.
     environment = {"PATH": f"{settings['python_folder']}:/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
     if settings["stand_in"]:
-        environment["PYTHONPATH"] = str(settings["stand_in_path"])
+        environment |= {"PYTHONPATH": str(settings["stand_in_path"]), "FAKE_STEP_S": "0.01"}
     for entry in options.get("-e", []):
         name, is_given, value = entry.partition("=")
         environment[name] = value if is_given else os.environ[name]

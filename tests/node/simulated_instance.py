@@ -30,8 +30,8 @@ from server_client import server_client
 import fastlaunch_train
 
 HERE = Path(__file__).parent
-#: What the stand-in of training reads: see stand_in_training.
-STAND_IN = HERE / "stand_in_training.py"
+#: Trains in place of the container: what it reads in the environment is said there.
+STAND_IN = HERE.parent / "launcher" / "fake_train" / "entrypoint.py"
 SCALED_AGENT = HERE / "scaled_agent.py"
 AWS_CLI = Path(sys.executable).parent / "aws"
 _ENDPOINT = ("10.254.0.1", 8000)

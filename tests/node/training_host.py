@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fake_nvidia_smi import DMESG, NVIDIA_SMI, report
+from simulated_instance import STAND_IN
 
 import fastlaunch_train
 
 HERE = Path(__file__).parent
-_STAND_IN = HERE / "stand_in_training.py"
 #: SageMaker leaves such a file beside what it has copied.
 _MARK = ".sagemaker-uploaded"
 
@@ -31,7 +31,7 @@ for word in "$@"; do
 done
 while [ "$1" != fastlaunch_train ]; do shift; done
 shift
-exec env PYTHONPATH={path} {python} {stand_in} "$@"
+exec env FAKE_STEP_S="${{FAKE_STEP_S:-0.01}}" PYTHONPATH={path} {python} {stand_in} "$@"
 """
 
 
@@ -195,7 +195,7 @@ class TrainingHost:
         python = shlex.quote(sys.executable)
         if training == "fake":
             path = Path(fastlaunch_train.__file__).parents[1]
-            text = _FAKE_PYTHON.format(python=python, path=path, stand_in=_STAND_IN)
+            text = _FAKE_PYTHON.format(python=python, path=path, stand_in=STAND_IN)
             (sim / "bin/python").write_text(text)
             (sim / "bin/python").chmod(0o755)
         for name, text in (("nvidia-smi", NVIDIA_SMI.format(last_gpu=0)), ("dmesg", DMESG)):
