@@ -30,6 +30,8 @@ NUM_TRIALS = {
 }
 #: Commits of a launcher that is not disturbed: the ledger's tables and everything up to the last state.
 NUM_STEPS = 14
+#: Commits from the ledger's tables to what is noted when the last timer was made.
+NUM_TIMER_STEPS = 8
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -184,3 +186,45 @@ def test_nothing_leaks_from_the_real_command(trial: Trial, death: Death) -> None
         # It came that far, and no further.
         assert trial.told[0].endswith(": -9"), trial.story()
         assert trial.num_launched == (death.moment.action is not None), trial.story()
+
+
+# Around the timer in the account: what it was made for is ended by it though nobody comes, where there is
+# none the ledger says so, and none is left once its machines are gone.
+
+_DETACHED = pytest.mark.parametrize("kind", ["detached", "detached-nodes"])
+
+
+@_DETACHED
+@pytest.mark.parametrize("step", range(1, NUM_TIMER_STEPS + 1))
+def test_nothing_leaks_from_any_step_of_a_detached_submission(trial: Trial, kind: str, step: int) -> None:
+    trial.faults, trial.is_left, trial.next_typed = Faults(), step % 2 == 0, ()
+    assert not trial.run(Death(commit=step, after_s=20.0)), trial.story()
+    assert trial.told[1] == "[-9]", trial.story()
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("is_left", [True, False], ids=["left", "reaped"])
+@pytest.mark.parametrize(("kind", "n"), [("detached", 1), ("detached-nodes", 1), ("detached-nodes", 2)])
+def test_a_timer_is_not_forgotten_though_its_launcher_is_killed(
+    trial: Trial, kind: str, n: int, is_left: bool, after: bool
+) -> None:
+    trial.faults, trial.fates, trial.is_left = Faults(), ("hangs",), is_left
+    trial.next_typed = (("status",),)
+    moment = Moment(n=n, action="CreateSchedule", after=after)
+    assert not trial.run(Death(moment=moment, after_s=20.0)), trial.story()
+    assert trial.told[1] == "[-9]", trial.story()
+
+
+@_DETACHED
+@pytest.mark.parametrize("fault", [Fault.LOSE_ANSWER, Fault.LOSE_REQUEST, Fault.THROTTLE])
+def test_a_timer_of_which_no_answer_comes_is_not_forgotten(trial: Trial, kind: str, fault: Fault) -> None:
+    trial.faults, trial.fates, trial.next_typed = Faults(timers=fault), ("hangs",), ()
+    assert not trial.run(Death(after_s=10.0)), trial.story()
+
+
+@_DETACHED
+@pytest.mark.parametrize("action", ["CreateSchedule", "DeleteSchedule"])
+def test_nothing_leaks_where_timers_are_refused(trial: Trial, kind: str, action: str) -> None:
+    trial.faults = Faults(denied=(action,))
+    trial.fates, trial.next_typed = ("hangs",), (("status",), ("cancel", "RUN"))
+    assert not trial.run(Death(after_s=10.0)), trial.story()
