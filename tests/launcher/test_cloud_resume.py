@@ -120,6 +120,11 @@ def forget_attempts(world: World) -> None:
         world.ledger._file.write("UPDATE attempts SET handle = NULL")
 
 
+def leave_half_a_checkpoint(world: World) -> None:
+    world.aws.objects.clear()
+    save(world, world.ledger.select()[0].id, "step-00000030.partial")
+
+
 def use_up(world: World) -> None:
     with world.ledger.transaction():
         world.ledger._file.write("UPDATE attempts SET lived_s = 6600")
@@ -129,6 +134,7 @@ def use_up(world: World) -> None:
     ("change", "why"),
     [
         (lambda world: world.aws.objects.clear(), "no checkpoint"),
+        (leave_half_a_checkpoint, "no checkpoint"),
         (use_up, "10 are left"),
         (forget_attempts, "never had a machine"),
     ],
@@ -147,11 +153,6 @@ def test_what_cannot_go_on_is_explained(world: World, change: Callable[[World], 
 def test_only_unfinished_runs_on_aws_go_on(world: World, changes: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):
         plan_of(world, replace(interrupted(world), **changes))  # type: ignore[arg-type]
-
-
-def test_half_a_checkpoint_is_none(world: World) -> None:
-    with pytest.raises(UserError, match="no checkpoint"):
-        plan_of(world, interrupted(world, saved=("step-00000030.partial",)))
 
 
 def test_a_script_that_saved_nothing_begins_anew_where_spot_was_taken(world: World) -> None:
@@ -233,11 +234,20 @@ def keep_looking(world: World) -> None:
         world.clock.sleep(60)
 
 
-def test_looks_at_times_bring_it_home(world: World) -> None:
+def watch(world: World) -> None:
+    assert type_in(world, "watch") == 0
+
+
+@pytest.mark.parametrize("num_refused", [0, 4])
+@pytest.mark.parametrize("follow", [keep_looking, watch])
+def test_looks_bring_it_home_and_wait_while_there_is_no_capacity(
+    world: World, follow: Callable[[World], None], num_refused: int
+) -> None:
     runs = taken(world)
-    keep_looking(world)
+    world.aws.answers = [NoCapacity("none")] * num_refused
+    follow(world)
     assert states_of(world, runs) == ["completed", "completed"]
-    assert len(world.aws.requests) == 2
+    assert len(world.aws.requests) == 2 + num_refused
 
 
 def test_watch_keeps_looking_and_brings_it_home(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,13 +258,6 @@ def test_watch_keeps_looking_and_brings_it_home(world: World, capsys: pytest.Cap
     states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert (states[0], states[-1]) == ("running", "completed")
     assert len(world.aws.requests) == 2
-
-
-def test_watch_waits_while_there_is_no_capacity(world: World) -> None:
-    runs = taken(world)
-    world.aws.answers = [NoCapacity("none")] * 4
-    assert type_in(world, "watch") == 0
-    assert states_of(world, runs) == ["completed", "completed"]
 
 
 def test_ctrl_c_ends_a_watch_and_no_machine(world: World) -> None:
@@ -365,23 +368,20 @@ def test_an_end_that_was_decided_before_another_command_resumed_changes_nothing(
     assert len(world.aws.live()) == 1
 
 
-def test_what_nobody_held_before_another_command_resumed_is_not_settled(world: World) -> None:
+@pytest.mark.parametrize("by_another", [True, False])
+def test_killed_before_a_machine_was_asked_for_it_goes_on_at_the_next_look(
+    world: World, by_another: bool
+) -> None:
     runs = taken(world)
     world.reconcile()
     for run in runs:
         assert world.ledger.reopen(run.id, "resumed")
-    look_before_it_is_noted(world)
-    world.reconcile()
-    assert states_of(world, runs) == ["running", "running"]
-    assert len(world.aws.live()) == 1
-
-
-def test_killed_before_a_machine_was_asked_for_it_goes_on_at_the_next_look(world: World) -> None:
-    runs = taken(world)
-    world.reconcile()
-    for run in runs:
-        assert world.ledger.reopen(run.id, "resumed")
-    assert type_in(world, "status") == 0
+    if by_another:
+        # What nobody held before another command resumed it is not settled.
+        look_before_it_is_noted(world)
+        world.reconcile()
+    else:
+        assert type_in(world, "status") == 0
     assert states_of(world, runs) == ["running", "running"]
     assert len(world.aws.live()) == 1
 

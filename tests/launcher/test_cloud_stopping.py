@@ -18,11 +18,8 @@ def ctrl_c(world: World) -> None:
 
 
 def test_ctrl_c_lets_the_node_write_its_end(world: World) -> None:
-    def interrupt(node: FakeNode) -> None:
-        node.train(upto=1, how=lambda run_id: HALF)
-        world.clock.at(150, lambda: ctrl_c(world))
-
-    world.aws.node = interrupt
+    world.aws.node = lambda node: node.train(upto=1, how=lambda run_id: HALF)
+    world.clock.at(150, lambda: ctrl_c(world))
     (run,) = world.submit()
     assert (run.state, run.reason) == (RunState.INTERRUPTED, "stopped by Ctrl-C")
     assert run.summary is not None and run.summary.num_steps == 20
@@ -33,12 +30,12 @@ def test_ctrl_c_lets_the_node_write_its_end(world: World) -> None:
 
 
 def test_a_node_that_does_not_stop_is_ended(world: World) -> None:
-    def interrupt(node: FakeNode) -> None:
+    def be_deaf(node: FakeNode) -> None:
         node.stops = False
         node.train(upto=1)
-        world.clock.at(150, lambda: ctrl_c(world))
 
-    world.aws.node = interrupt
+    world.aws.node = be_deaf
+    world.clock.at(150, lambda: ctrl_c(world))
     run, other = world.submit(jobs=(job(), job("fp32")))
     assert run.state is RunState.COMPLETED
     assert (other.state, other.reason) == (RunState.CANCELLED, BEFORE_START)
