@@ -147,6 +147,7 @@ def write(path: str, text: str = "x = 1") -> None:
         (lambda: [write(".fastlaunchignore", "new.yaml"), write("conf/new.yaml")], False),
     ],
 )
+@pytest.mark.parametrize("here", ["git"], indirect=True)
 @pytest.mark.usefixtures("here")
 def test_what_is_edited_makes_another_version_if_it_can_change_training(
     edit: Callable[[], object], is_another: bool

@@ -548,7 +548,6 @@ def test_spot_prices_are_old_after_an_hour(
     write_spot_prices(20.0, age_hours=age_hours)
     warnings = data(capsys, *BF16_ONLY, "--purchase", "on-demand,spot")["warnings"]
     assert any("older than an hour" in text for text in warnings) == is_old
-    assert not any("older than an hour" in text for text in data(capsys, *BF16_ONLY)["warnings"])
 
 
 def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
@@ -627,6 +626,6 @@ def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
 
 
 def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    found = fastlaunch.recommend("gpt2-xsmall", "10M")
+    found = fastlaunch.recommend("gpt2-xsmall", "10M", measured_only=True)
     assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
-    assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", "--budget", "1"]) == 1
+    assert run(["recommend", *BF16_ONLY, "--budget", "1"]) == 1
