@@ -20,7 +20,8 @@ from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.fp8_fused import reference
 from fastlaunch_train.models.fp8_fused.reference import E4M3, E5M2
 from fastlaunch_train.models.precision import setup_precision
-from fastlaunch_train.steppers.stepping import Stepper, build_native, build_stepper
+from fastlaunch_train.steppers.stepper import Stepper
+from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, load_workload, next_batch
 
 pytestmark = [

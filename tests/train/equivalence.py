@@ -30,7 +30,8 @@ from fastlaunch_train.models.te_blocks import TE_NAMES, native_name
 from fastlaunch_train.recipes.recipe import TE_SCALINGS, Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
-from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.steppers.stepper import Stepper
+from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import Batch, Workload, load_workload
 from fastlaunch_train.workloads.vit import _vision_transformer
 

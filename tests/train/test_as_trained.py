@@ -22,7 +22,8 @@ from fastlaunch_train.models.conversion import convert_model
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check
-from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.steppers.stepper import Stepper
+from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import Batch, Workload, load_workload
 
 # The compiler warns of its own doings, and takes a warning that was made an error for a failure of its own.

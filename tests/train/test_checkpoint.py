@@ -35,7 +35,7 @@ from fastlaunch_train.process.failures import EXIT_DISK_FULL, UnsavedError, clas
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Eval
-from fastlaunch_train.steppers.stepping import Stepper
+from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.workloads.contract import Workload
 
 IDENTITY = Identity(

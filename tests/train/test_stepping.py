@@ -16,7 +16,8 @@ from fastlaunch_train.models.prepare import checkpoint_blocks, hold_in_bf16
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
-from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.steppers.stepper import Stepper
+from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads.contract import Batch
 

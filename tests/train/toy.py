@@ -19,7 +19,8 @@ from fastlaunch_train.loop.train import train_step
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
-from fastlaunch_train.steppers.stepping import Stepper, build_stepper
+from fastlaunch_train.steppers.stepper import Stepper
+from fastlaunch_train.steppers.stepping import build_stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"

@@ -22,7 +22,7 @@ from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import Check
-from fastlaunch_train.steppers.torch_stepper import check_loss
+from fastlaunch_train.steppers.stepper import check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 NAME = "as-trained"

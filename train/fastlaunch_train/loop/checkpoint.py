@@ -31,7 +31,7 @@ from fastlaunch_train.loop.training import PhaseClock
 from fastlaunch_train.process.failures import NanLossError, unsaved
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError
 from fastlaunch_train.steppers.optimizers import optimizer_name
-from fastlaunch_train.steppers.stepping import Stepper
+from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.workloads.contract import Workload
 from fastlaunch_train.workloads.registry import Scalar
 

@@ -14,7 +14,7 @@ from fastlaunch_train.data.batches import map_tensors
 from fastlaunch_train.distributed.parallel import Process
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.steppers.optimizers import MasterWeights
-from fastlaunch_train.steppers.stepping import Stepper
+from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.steppers.torch_stepper import NUM_CALIBRATION_PASSES, TorchStepper, fresh_scales
 from fastlaunch_train.workloads.contract import Batch, Workload
 

@@ -33,7 +33,7 @@ from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.machine import limit_cpu_threads
 from fastlaunch_train.records.records import FROM_CACHE
 from fastlaunch_train.steppers.phases import phase
-from fastlaunch_train.steppers.stepping import Stepper
+from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.workloads.contract import Batch, BatchCount, next_batch, prepend
 
 log = logging.getLogger("fastlaunch_train")

@@ -14,7 +14,7 @@ from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.records.records import Phase, RecordWriter
-from fastlaunch_train.steppers.stepping import Stepper
+from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, Workload
 
 log = logging.getLogger("fastlaunch_train")

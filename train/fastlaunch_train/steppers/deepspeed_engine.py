@@ -22,7 +22,7 @@ from fastlaunch_train.recipes.requirements import parse_version
 from fastlaunch_train.recipes.rules import steps_problem
 from fastlaunch_train.steppers.optimizers import LearningRates, build_optimizer, optimizer_name
 from fastlaunch_train.steppers.phases import phase
-from fastlaunch_train.steppers.torch_stepper import check_loss
+from fastlaunch_train.steppers.stepper import Stepper, check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 #: Key under which DeepSpeed's optimizers save their loss scaler, an object.
@@ -39,8 +39,8 @@ OVERLAP_RELEASE = (0, 19, 8)
 BUCKET_ELEMENTS = 160 * 2**20 // 4
 
 
-class DeepSpeedStepper:
-    """A `Stepper` around DeepSpeed's engine, with the recipe's optimizer.
+class DeepSpeedStepper(Stepper):
+    """Steps by DeepSpeed's engine, with the recipe's optimizer.
 
     The recipe decides the dtypes:
     * fp32, tf32: as without DeepSpeed.
@@ -94,12 +94,7 @@ class DeepSpeedStepper:
     def update(self) -> None:
         """Do nothing: DeepSpeed has clipped the gradients and updated the parameters."""
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Use the optimizer's original learning rate times `factor` from now on."""
-        self._rates.scale(factor)
-
     def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the last step's loss scale and whether DeepSpeed skipped it."""
         if self.recipe.precision != "fp16":
             return None
         return torch.tensor(self._loss_scale), torch.tensor(not self._engine.was_step_applied())
@@ -124,23 +119,8 @@ class DeepSpeedStepper:
         return {"model": _on_cpu(model_state(self._native)), "deepspeed": shares}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned on rank 0."""
         share = state["deepspeed"][self._process.rank]
         restore(self._engine, self._native, {**share, "model": state["model"]})
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of parameters and buffers in host memory."""
-        return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
-
-    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Restore what `weights` returned; masters stay, and the next step rounds them into the model."""
-        with torch.no_grad():
-            for name, value in self._tensors().items():
-                value.copy_(weights[name])
-
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        parameters = {name: parameter.detach() for name, parameter in self._native.named_parameters()}
-        return {**parameters, **dict(self._native.named_buffers())}
 
 
 def check_recipe(workload: Workload, recipe: Recipe) -> None:

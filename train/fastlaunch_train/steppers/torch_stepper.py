@@ -21,8 +21,8 @@ from fastlaunch_train.steppers.optimizers import (
     clip_gradients,
 )
 from fastlaunch_train.steppers.phases import phase
+from fastlaunch_train.steppers.stepper import Stepper, check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload
-from fastlaunch_train.workloads.registry import WorkloadError
 
 if TYPE_CHECKING:
     from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 NUM_CALIBRATION_PASSES = 3
 
 
-class TorchStepper:
-    """A `Stepper` of torch's own parts. `optimizer` updates the model's parameters, or their masters."""
+class TorchStepper(Stepper):
+    """Steps by torch's own parts. `optimizer` updates the model's parameters, or their masters."""
 
-    recipe: Recipe
-    model: nn.Module
     optimizer: torch.optim.Optimizer | MasterWeights
 
     def __init__(
@@ -45,7 +43,6 @@ class TorchStepper:
         self.recipe = recipe
         self._precision = precision
         self._process = process
-        # The state uses this model's names, whatever wraps it.
         self._native = model
         masters = recipe.parameter_dtype == "bf16-master"
         # Rounding gives a parameter other storage, and leaves this.
@@ -77,10 +74,6 @@ class TorchStepper:
         else:
             self.optimizer = build_optimizer(workload, recipe, parameters, model)
             self._rates = LearningRates(self.optimizer)
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Use the optimizer's original learning rate times `factor` from now on."""
-        self._rates.scale(factor)
 
     def update(self) -> None:
         """Clip the gradients and update the parameters by them."""
@@ -182,7 +175,6 @@ class TorchStepper:
             torch.cuda.synchronize(device)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of model, optimizer and loss scaler, with shards gathered."""
         scaler = self._precision.scaler
         state = {
             "model": model_state(self._native),
@@ -195,7 +187,6 @@ class TorchStepper:
         return whole
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned."""
         if self.recipe.parallelism == "fsdp2":
             state = fsdp.scatter(state, self._process)
         load_model_state(self._native, state["model"], fp8_recipe=fp8_recipe(self.recipe))
@@ -204,21 +195,10 @@ class TorchStepper:
             self._precision.scaler.load_state_dict(state["scaler"])
             self._loss_scale = None
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of parameters and buffers, or of this rank's shards, in host memory."""
-        return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
-
-    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Restore what `weights` returned; masters stay, and the next step rounds them into the model."""
-        with torch.no_grad():
-            for name, value in self._tensors().items():
-                value.copy_(weights[name])
-
     def _tensors(self) -> dict[str, torch.Tensor]:
         if self.recipe.parallelism == "fsdp2":
             fsdp.reshard(self.model)
-        named = {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
-        return {name: fsdp.local_shard(value.detach()) for name, value in named.items()}
+        return {name: fsdp.local_shard(value.detach()) for name, value in super()._tensors().items()}
 
 
 def fresh_scales(model: nn.Module, recipe: Recipe) -> set[int]:
@@ -238,13 +218,3 @@ def delayed_scalings(model: nn.Module, recipe: Recipe) -> "list[DelayedScaling]"
     from fastlaunch_train.models.fp8_fused.delayed_scaling import DelayedScaling
 
     return [module for module in model.modules() if isinstance(module, DelayedScaling)]
-
-
-def check_loss(workload: Workload, loss: Any) -> None:
-    """Raise WorkloadError if `loss` is not a scalar tensor."""
-    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
-        return
-    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-    raise WorkloadError(
-        f"workload {workload.name!r}: its loss is {what}", "return the batch's mean, a scalar tensor"
-    )

@@ -12,7 +12,8 @@ from fastlaunch_train.loop.train import TrainingLoop
 from fastlaunch_train.models.model_state import preserve_state
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe, RecipeError, refuse
 from fastlaunch_train.recipes.rules import steps_problem
-from fastlaunch_train.steppers.torch_stepper import TorchStepper, check_loss
+from fastlaunch_train.steppers.stepper import check_loss
+from fastlaunch_train.steppers.torch_stepper import TorchStepper
 from fastlaunch_train.workloads.contract import Batch, Workload
 
 
