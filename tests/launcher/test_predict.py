@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.analysis.anchors import Refusal, read, read_anchors, read_unit
-from fastlaunch.analysis.predict import Prediction, Predictor
+from fastlaunch.analysis.predict import Fit, Prediction, Predictor, features_of, pcie_share
 from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
@@ -67,6 +67,60 @@ def test_rank_one_is_recovered_and_the_range_holds_it(
         assert abs(answer.predicted / true - 1) < error
     if evidence in "AB":
         assert answer.low < true < answer.high
+
+
+def test_what_a_gpu_cannot_do_is_not_in_the_range() -> None:
+    """The range lies below the ceiling, and is as without one far below it."""
+    (query, _), anchors = read(row("net0", "A100-SXM-80GB")), read_anchors(matrix(("A100-SXM-80GB",)))[0]
+    predictor = Predictor(anchors)
+
+    def answer(ceiling: float) -> Prediction:
+        (found,) = predictor.predict([query], [math.log(ceiling)])
+        assert isinstance(found, Prediction)
+        return found
+
+    free = answer(1e9)
+    assert free == predictor.predict([query])[0]
+    for ceiling in (free.predicted, 0.5 * free.predicted, 0.01 * free.predicted):
+        found = answer(ceiling)
+        assert found.low < found.predicted < found.high <= ceiling
+
+
+def test_fp8_on_a_generation_where_nobody_ran_it_is_the_widest_class() -> None:
+    in_fp8 = [row(model, "H100", precision="fp8", throughput=9 * own) for model, own in MODELS.items()]
+    on_ada = [row(model, "L40S", throughput=2 * own) for model, own in MODELS.items()]
+    anchors = [*matrix(), *in_fp8, *on_ada]
+    queries = [read(row("net0", "L40S", **changes))[0] for changes in ({}, {"precision": "fp8"})]
+    predictor = Predictor(read_anchors(anchors)[0])
+    assert [predictor.evidence(query) for query in queries] == ["A", "C"]
+    features, likeness = features_of([*predictor.configs, *queries], len(predictor.configs))
+    rows = features.rows(slice(len(predictor.configs)))
+    fit = Fit(rows, predictor.log_throughput, predictor.num_runs, likeness)
+    _, (known, unknown) = fit.predict(features.rows(slice(len(predictor.configs), None)))
+    # FP8 may be worth more or less there than elsewhere.
+    assert math.sqrt(unknown**2 - known**2) > 0.35
+
+
+@pytest.mark.parametrize(
+    ("params", "num_gpus", "share"),
+    [
+        # 0.1 s a step, of which 0.067 s are the backward pass. A ring of eight sends 7 bytes a
+        # weight at 32 GB/s: 0.022 s, or 0.22 s.
+        (1e8, 8, 1.0),
+        (1e9, 8, 0.1 / (0.1 + 7e9 / 32e9 - 2 / 3 * 0.1)),
+        (1e9, 1, 1.0),
+    ],
+)
+def test_gpus_without_nvlink_wait_for_the_gradients_that_outlast_the_backward_pass(
+    params: float, num_gpus: int, share: float
+) -> None:
+    query = row("net0", "RTX PRO 6000", params=params, num_gpus=num_gpus, batch_per_gpu=10)
+    (config, _) = read(query)
+    assert pcie_share(config, 100.0) == pytest.approx(share)
+    anchors = [{**each, "params": str(params)} for each in matrix()]
+    alone, together = (predicted(anchors, {**query, "num_gpus": str(number)}) for number in (1, num_gpus))
+    assert together.evidence == ("D" if num_gpus > 1 else "C")
+    assert together.predicted <= num_gpus * alone.predicted
 
 
 def test_a_run_far_off_the_others_loses_weight() -> None:

@@ -218,9 +218,28 @@ def test_a_deadline_holds_for_the_upper_end_of_a_prediction() -> None:
     found = recommend(choices, Limits(deadline_hours=10))
     assert found.pick is not None
     assert found.pick.instance == "p5.4xlarge"
-    found = recommend(choices, Limits())
-    assert found.pick is not None and found.cheapest_measured is not None
-    assert (found.pick.instance, found.cheapest_measured.instance) == ("g6e.xlarge", "p5.4xlarge")
+
+
+@pytest.mark.parametrize(
+    ("samples_per_s", "by", "deviation", "pick", "rival"),
+    [
+        (125, "B", 0.4, "p5.4xlarge", "g6e.xlarge"),  # $17 expected and $31 at most, against $24 as measured
+        (125, "B", 0.1, "g6e.xlarge", None),  # $19 at most
+        (80, "B", 0.4, "p5.4xlarge", "g6e.xlarge"),  # dearer as expected, and perhaps $13
+        (80, "B", 0.01, "p5.4xlarge", None),  # $25 at least
+        (90, None, 0.2, "g6e.xlarge", None),  # measured like the other
+    ],
+)
+def test_of_choices_that_may_be_the_cheapest_the_best_known_is_the_pick(
+    samples_per_s: float, by: str | None, deviation: float, pick: str, rival: str | None
+) -> None:
+    other = configuration("g6e.xlarge", samples_per_s, by=by, deviation=deviation)
+    found = recommend(chosen((other, CHEAP[1]), MIDDLE), Limits())
+    assert found.pick is not None and found.pick.instance == pick
+    assert (found.rival and found.rival.choice.instance) == rival
+    if found.rival:
+        # Two minutes of the predicted one, for $2 an hour, after its start.
+        assert 2 * 2 / 60 < found.rival.usd < 2
 
 
 def test_at_the_break_even_price_another_instance_type_costs_the_same() -> None:

@@ -59,6 +59,11 @@ class Config:
         return self.gpu.generation if self.gpu else self.gpu_name
 
     @property
+    def is_narrow(self) -> bool:
+        """Return whether matrix products take fewer than 16 bits."""
+        return self.family in ("fp8", "fp4")
+
+    @property
     def peak_tflops(self) -> float:
         """Return a known GPU's peak in the format of the matrix products."""
         assert self.gpu is not None

@@ -15,7 +15,8 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 #: Classes of evidence, the best first.
-CLASSES = ("A", "B", "B0", "C")
+CLASSES = ("A", "B", "B0", "C", "D")
 _COVERAGE = 0.9
 #: The normal quantile: 90% lie within this many deviations.
 _NORMAL = 1.645
@@ -37,6 +38,14 @@ _MAX_CONFIGS = 3000
 _MAX_FACTOR = 10
 #: With up to this many left-out rows, a class also uses those of the other classes for its range.
 _FEW = 20
+#: Bytes a second that an all-reduce moves over PCIe, by the generation of the GPUs: half of one direction of
+#: 16 lanes, as all GPUs of a host share switches. GB20x has PCIe 5, others PCIe 4.
+_PCIE_BYTES_PER_S = {"GB20x": 32e9}
+_USUAL_PCIE_BYTES_PER_S = 16e9
+#: The share of a step that is the backward pass, beside which gradients travel.
+_BACKWARD = 2 / 3
+#: Deviation of the logarithm of the share that PCIe leaves.
+_PCIE_DEVIATION = 0.15
 #: Sizes of usual models, assumed if a model's size is unknown: 25M, 7B and 1B weights.
 _USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
 #: Assumed pixels a side or tokens if a row gives none; for other units, "not given" is its own value.
@@ -53,7 +62,7 @@ DEVIATIONS: Mapping[str, float] = {
     "peak alike": 0.17, "peak workload family": 0.027,
     "bandwidth": 0.018, "bandwidth workload family": 0.012,
     "gpu": 0.023, "gpu alike": 0.037, "gpu precision": 0.024, "gpu workload family": 0.0086,
-    "generation precision": 0.051, "generation workload family": 0.018,
+    "generation precision": 0.051, "generation workload family": 0.018, "generation narrow": 0.35,
     "unit batch_offset": 0.091, "alike batch_offset": 0.08, "workload family batch_offset": 0.018,
     "gpu workload batch_offset": 0.011, "generation workload batch_offset": 0.014,
     "workload log_batch~2.5": 0.071, "gpu workload log_batch~1": 0.012,
@@ -188,12 +197,20 @@ class Predictor:
             if value > c.log_ceiling
         }
         self._formats = {(c.gpu_name, c.family) for c in self.configs}
+        self._narrow = {(c.family, c.generation) for c in self.configs}
 
-    def predict(self, queries: Sequence[Config]) -> list[Prediction | str]:
-        """Return each query's prediction, or the reason why there is none."""
+    def predict(
+        self, queries: Sequence[Config], log_ceilings: Sequence[float] | None = None
+    ) -> list[Prediction | str]:
+        """Return each query's prediction, or the reason why there is none.
+
+        log_ceilings: for each query, the log of the most that one of its GPUs can do per second.
+        """
         refusals = [self._refusal(config) for config in queries]
         places = [place for place, refusal in enumerate(refusals) if refusal is None]
-        configs = [queries[place] for place in places]
+        asked = [queries[place] for place in places]
+        # GPUs without NVLink: predict one, and scale by what the exchange of gradients leaves.
+        configs = [replace(query, num_gpus=1) if _over_pcie(query) else query for query in asked]
         answers: list[Prediction | str] = [refusal or "" for refusal in refusals]
         if not configs:
             return answers
@@ -203,19 +220,21 @@ class Predictor:
         fit = Fit(features.rows(slice(num)), near.log_throughput, near.num_runs, likeness)
         factors = near.calibrate(fit)
         means, deviations = fit.predict(features.rows(slice(num, None)))
-        for place, config, mean, deviation in zip(places, configs, means, deviations, strict=True):
-            evidence = self.evidence(config)
-            half = factors[evidence] * deviation
+        for place, query, mean, deviation in zip(places, asked, means, deviations, strict=True):
+            evidence, share = self.evidence(query), pcie_share(query, math.exp(mean))
+            half = factors[evidence] * math.hypot(deviation, _PCIE_DEVIATION if evidence == "D" else 0.0)
             if half > math.log(_MAX_FACTOR):
                 answers[place] = (
                     f"nothing like it is measured: the range would exceed a factor {_MAX_FACTOR} each way"
                 )
                 continue
-            ceiling = math.inf if config.workload in self._sparse else config.log_ceiling
-            log_low, log_high = mean - half, min(mean + half, ceiling)
+            ceiling = math.inf if query.workload in self._sparse else query.log_ceiling
+            if log_ceilings is not None:
+                ceiling = min(ceiling, log_ceilings[place])
+            log_low, log_median, log_high = _below(mean, half, ceiling)
             # A class whose ranges are narrower than predicted has smaller deviations.
-            log_guess = min(best_guess(mean, min(deviation, half / _NORMAL)), ceiling)
-            scale = config.num_gpus
+            log_guess = best_guess(log_median, min(deviation, (log_high - log_low) / 2 / _NORMAL))
+            scale = query.num_gpus * share
             answers[place] = Prediction(
                 predicted=math.exp(log_guess) * scale,
                 low=math.exp(min(log_low, log_guess)) * scale,
@@ -242,10 +261,13 @@ class Predictor:
 
     def evidence(self, config: Config) -> str:
         """Return the class of evidence, one of CLASSES."""
+        if _over_pcie(config):
+            return "D"
+        is_known = config.generation in self._generations
+        if not is_known or (config.is_narrow and (config.family, config.generation) not in self._narrow):
+            return "C"
         if config.workload not in self._workloads:
             return "B0"
-        if config.generation not in self._generations:
-            return "C"
         return "A" if (config.workload, config.family, config.generation) in self._cells else "B"
 
     def _refusal(self, config: Config) -> str | None:
@@ -262,7 +284,7 @@ class Predictor:
             return None
         formats = config.gpu.peak_tflops
         # A run shows that it works, unless the matrix units lack the format and it was emulated.
-        if config.family in ("fp8", "fp4") and config.family not in formats:
+        if config.is_narrow and config.family not in formats:
             return f"{config.gpu_name} does not support {config.family.upper()}"
         wanted = re.sub(r"[^a-z0-9]", "", config.precision)
         if (config.gpu_name, config.family) not in self._formats and (
@@ -295,7 +317,8 @@ class Predictor:
             quantile = _quantile(deviations, weights, level) if len(deviations) else prior
             share = len(deviations) / (len(deviations) + _FEW)
             factors[name] = share * quantile + (1 - share) * prior
-        return factors
+        factors["C"] = max(factors["A"], factors["B"], factors["C"])
+        return {**factors, "D": factors["C"]}  # no left-out run tells of D
 
     def left_out(self, fit: Fit) -> dict[str, tuple[Ids, Array, Array]]:
         """Return, by class, its left-out anchors, their residuals, and predicted deviations.
@@ -322,6 +345,42 @@ class Predictor:
             rows = np.flatnonzero(kept & np.isfinite(residuals))
             out[name] = (rows, residuals[rows], deviations[rows])
         return out
+
+
+def _over_pcie(config: Config) -> bool:
+    """Return whether several GPUs exchange gradients of known size without NVLink or a similar link."""
+    is_known = config.params is not None and config.log_batch is not None
+    return is_known and config.num_gpus > 1 and config.gpu is not None and not config.gpu.linked
+
+
+def pcie_share(config: Config, per_s: float) -> float:
+    """Return the share of its throughput alone, `per_s`, that a GPU keeps beside others without NVLink.
+
+    Each step the GPUs exchange fp32 gradients in a ring, beside the backward pass.
+    """
+    if not _over_pcie(config):
+        return 1.0
+    assert config.gpu is not None and config.params is not None and config.log_batch is not None
+    units = math.exp(config.log_batch) * (config.sequence or 1.0 if config.unit == "tokens" else 1.0)
+    step_s = units / per_s
+    sent_bytes = 2 * (config.num_gpus - 1) / config.num_gpus * 4 * config.params
+    sent_s = sent_bytes / _PCIE_BYTES_PER_S.get(config.gpu.generation, _USUAL_PCIE_BYTES_PER_S)
+    return step_s / (step_s + max(0.0, sent_s - _BACKWARD * step_s))
+
+
+def _below(mean: float, half: float, ceiling: float) -> tuple[float, float, float]:
+    """Return the 5%, 50% and 95% quantiles of a normal variable that is known to lie below `ceiling`.
+
+    half: of the range that holds 90% of it without the ceiling.
+    """
+    deviation = half / _NORMAL
+    if ceiling > mean + 4 * deviation:
+        return mean - half, mean, mean + half
+    # Far above, the quantiles hardly change, and the probability would vanish.
+    normal = NormalDist(min(mean, ceiling + 5 * deviation), deviation)
+    mass = normal.cdf(ceiling)
+    low, median, high = (normal.inv_cdf(share * mass) for share in (0.05, 0.5, 0.95))
+    return low, median, min(high, ceiling)
 
 
 def best_guess(log_mean: Array | float, deviation: Array | float) -> Array | float:
@@ -406,6 +465,7 @@ def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tu
             [math.log(c.sequence or _USUAL_SEQUENCE.get(c.unit, 1e-40)) for c in configs]
         ),
         "log_gpus": log_gpus,
+        "narrow": np.array([float(c.is_narrow) for c in configs]),
         "several": (log_gpus > 0).astype(float),
         # The GPUs in a host without NVLink or a similar link.
         "unlinked": np.minimum(log_gpus, math.log(8)) * [bool(c.gpu and not c.gpu.linked) for c in configs],

@@ -36,6 +36,9 @@ IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
 NODE_EFFICIENCY = 0.95
 #: Deviation of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
 _NODE_DEVIATION = 0.06
+#: The largest share of the dense peak that matrix products of a training reach: large ones alone come to 0.87
+#: on an A100 and 0.80 on an H100 in bf16, and to 0.71 in FP8.
+_MOST_OF_PEAK = 0.75
 #: The shortest step on a GPU, however small the model: launching the kernels takes this long.
 _MIN_STEP_S = 0.005
 #: FLOPs of a ViT per weight and image of 224 pixels; only the order of magnitude matters.
@@ -87,6 +90,13 @@ class Rate:
         """Return the deviation of the logarithm; without a range, the deviation between machines."""
         low, high = self.samples_per_s.low, self.samples_per_s.high
         return max(math.log(high / low) / (2 * RANGE_DEVIATIONS), MACHINE) if low and high else MACHINE
+
+    @property
+    def rank(self) -> int:
+        """Return a number that is lower the better the rate is known."""
+        if self.evidence.is_measured:
+            return 0
+        return 1 + "ABCD".find((self.prediction_class or "A")[0]) + (self.prediction_class == "B0")
 
     @property
     def measured_on(self) -> str | None:
@@ -470,7 +480,9 @@ class Finder:
             )
             configs.append(replace(config, year=newest))
         rates: list[Rate | str] = []
-        for config, answer in zip(configs, _predictions(tuple(anchors), tuple(configs)), strict=True):
+        log_ceilings = tuple(math.log(self._ceiling(query) * subject.units_per_sample) for query in queries)
+        answers = _predictions(tuple(anchors), tuple(configs), log_ceilings)
+        for config, answer in zip(configs, answers, strict=True):
             if not isinstance(answer, Prediction):
                 rates.append(answer)
                 continue
@@ -514,16 +526,51 @@ class Finder:
             assumption=assumption,
         )
 
+    def _ceiling(self, query: Query) -> float:
+        """Return the most samples/s of one GPU: by its peak, its bandwidth and the launch of kernels.
+
+        Matrix products reach `_MOST_OF_PEAK`. The rest of the recipe's fastest run takes as much longer as
+        the GPU has less bandwidth and less peak in bf16, half by each.
+        """
+        limits = [query.micro_batch / _MIN_STEP_S] if query.micro_batch else []
+        flops, here = self._subject.flops_per_sample, self._catalogue.accelerators[query.instance.accelerator]
+        if flops and here.peak_tflops:
+            limits.append(_peak_flops(here, query.precision) / flops)
+            rooflines = [
+                1 / (flops / _peak_flops(here, query.precision) + rest_s * _slower(here, there))
+                for there, rest_s in self._rests(query.undivided, query.precision)
+            ]
+            # What it did itself, with other GPUs or another batch, is no limit.
+            if rooflines and here.name not in self._fastest(query.undivided):
+                limits.append(max(rooflines))
+        return min(limits, default=math.inf)
+
+    def _fastest(self, recipe: str) -> dict[str, float]:
+        """Return by accelerator the most samples/s of one GPU that was measured with the recipe."""
+        fastest: dict[str, float] = {}
+        for (gpu, label, _, _, num_gpus), rows in self._rows.items():
+            for _, row in rows if label == recipe else ():
+                if row.setup.kind != "published" and (rate := row.speed.samples_per_s):
+                    fastest[gpu] = max(fastest.get(gpu, 0.0), rate.value / num_gpus)
+        return fastest
+
+    def _rests(self, recipe: str, precision: str) -> list[tuple[Accelerator, float]]:
+        """Return for each GPU the seconds a sample without matrix products, in its fastest run."""
+        flops = self._subject.flops_per_sample
+        assert flops is not None
+        accelerators = [
+            (self._catalogue.accelerators[gpu], rate) for gpu, rate in self._fastest(recipe).items()
+        ]
+        return [
+            (gpu, max(0.0, 1 / rate - flops / _peak_flops(gpu, precision)))
+            for gpu, rate in accelerators
+            if gpu.peak_tflops
+        ]
+
     def _limit(self, query: Query) -> float:
-        """Return an upper bound in samples/s, from the GPUs' peak, the launch of kernels, and the network."""
-        subject, num_gpus = self._subject, query.num_gpus
-        limits = []
-        peaks = self._catalogue.accelerators[query.instance.accelerator].peak_tflops
-        if subject.flops_per_sample and peaks:
-            peak = peaks.get(query.precision) or max(peaks.values())
-            limits.append(peak * 1e12 * num_gpus / subject.flops_per_sample)
-        if query.micro_batch:
-            limits.append(query.micro_batch * num_gpus / _MIN_STEP_S)
+        """Return an upper bound in samples/s of all nodes, from their GPUs and the network."""
+        subject = self._subject
+        limits = [self._ceiling(query) * query.num_gpus]
         if query.num_nodes > 1 and subject.params is not None and query.global_batch:
             # The nodes exchange fp32 gradients.
             sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * subject.params
@@ -577,10 +624,25 @@ class Finder:
 
 # A sweep, and Python, ask again for what was predicted already.
 @functools.lru_cache(maxsize=64)
-def _predictions(anchors: tuple[Anchor, ...], configs: tuple[Config, ...]) -> "list[Prediction | str]":
+def _predictions(
+    anchors: tuple[Anchor, ...], configs: tuple[Config, ...], log_ceilings: tuple[float, ...]
+) -> "list[Prediction | str]":
     from fastlaunch.analysis.predict import Predictor
 
-    return Predictor(anchors).predict(configs)
+    return Predictor(anchors).predict(configs, log_ceilings)
+
+
+def _peak_flops(accelerator: Accelerator, precision: str) -> float:
+    """Return the most FLOP/s that a training's matrix products reach in the format."""
+    peaks = accelerator.peak_tflops
+    return _MOST_OF_PEAK * 1e12 * (peaks.get(precision) or max(peaks.values()))
+
+
+def _slower(here: Accelerator, there: Accelerator) -> float:
+    """Return how many times as long as there other work than matrix products takes here."""
+    by_bytes = there.bandwidth_tb_per_s / here.bandwidth_tb_per_s
+    by_flops = there.peak_tflops.get("bf16", 0.0) / here.peak_tflops.get("bf16", math.inf)
+    return (by_bytes + (by_flops or by_bytes)) / 2
 
 
 def _node(query: Query) -> tuple[object, ...]:

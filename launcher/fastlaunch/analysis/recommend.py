@@ -1,7 +1,8 @@
-"""Recommend where and how to train: the cheapest choice in time, and what would change it.
+"""Recommend where and how to train: the cheapest choice in time that is known best, and what would change it.
 
 A choice is a configuration with a purchase option. Its dollars and hours are expected values over the range
-of a prediction. A deadline and a budget apply to the upper end of the range.
+of a prediction. A deadline and a budget apply to the upper end of the range. Among choices whose ranges leave
+open which is cheapest, the pick has the best evidence.
 """
 
 import math
@@ -74,6 +75,15 @@ class BreakEven:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rival:
+    """A choice whose range begins below the end of the pick's, and what a run costs that settles it."""
+
+    choice: Choice
+    usd: float
+    hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A short run that may change the pick and is worth its price."""
 
@@ -127,6 +137,7 @@ class Recommendation:
     limits: Limits
     pick: Choice | None
     runner_up: Choice | None  # the next cheapest with another instance type, recipe or purchase option
+    rival: "Rival | None"  # on another instance type, which may be cheaper than the pick
     cheapest_measured: Choice | None  # within the limits
     break_even: BreakEven | None
     front: tuple[Choice, ...]  # no other choice is both cheaper and faster; the cheapest first
@@ -304,6 +315,8 @@ def recommend(
     """Return the cheapest of the choices within the limits, and what would change it."""
     order = np.lexsort((choices.hours[0], choices.usd[0]))
     within = _in_time(order[limits.keep(choices.usd[2], choices.hours[2])[order]], choices, limits)
+    if len(within):
+        within = np.concatenate([[best := _best_known(within, choices)], within[within != best]])
     at = int(within[0]) if len(within) else None
     kinds = choices.labels(lambda one, bought: (one.instance, one.query.undivided, bought.price.purchase))
     instances = choices.labels(lambda one, _: one.instance)
@@ -315,14 +328,18 @@ def recommend(
         return choices[int(candidates[0])] if len(candidates) else None
 
     pick = first(within)
-    elsewhere = first(within[instances[within] != instances[at]]) if at is not None else None
+    others = within[instances[within] != instances[at]] if at is not None else within[:0]
+    elsewhere = first(others)
     return Recommendation(
         job=choices.job,
         limits=limits,
         pick=pick,
         runner_up=first(within[kinds[within] != kinds[at]]) if at is not None else None,
         cheapest_measured=first(within[is_measured[choices.configuration_ids[within]]]),
-        break_even=break_even(pick, elsewhere, choices.job) if pick and elsewhere else None,
+        rival=_rival(pick, others, choices) if pick else None,
+        break_even=break_even(pick, elsewhere, choices.job)
+        if pick and elsewhere and pick.usd <= elsewhere.usd
+        else None,
         front=tuple(choices[int(id)] for id in front(choices, within if len(within) else order)),
         by_instance=tuple(choices[int(id)] for id in _firsts(order, instances)),
         cheapest=tuple(choices[int(id)] for id in _firsts(order, kinds)[:_NUM_CHEAPEST]),
@@ -333,6 +350,30 @@ def recommend(
         command=command_of(pick, choices.job) if pick else None,
         warnings=tuple(warnings),
     )
+
+
+def _best_known(within: Ids, choices: Choices) -> int:
+    """Return the choice with the best evidence of those that may be the cheapest; of equals the first.
+
+    A choice cannot be the cheapest if the whole range of another lies below its own.
+    """
+    may_be = within[choices.usd[1][within] <= choices.usd[2][within].min()]
+    rates = [configuration.rate for configuration in choices.configurations]
+    return int(min(may_be, key=lambda id: rates[choices.configuration_ids[id]].rank))
+
+
+def _rival(pick: Choice, others: Ids, choices: Choices) -> Rival | None:
+    """Return the cheapest of the others whose range overlaps the pick's; None if both are measured."""
+    high = _ends(pick.total.usd)[2]
+    open_ids = others[choices.usd[1][others] < high]
+    if not len(open_ids):
+        return None
+    choice = choices[int(open_ids[0])]
+    if choice.configuration.rate.evidence.is_measured and pick.configuration.rate.evidence.is_measured:
+        return None
+    probed = pick if choice.configuration.rate.rank < pick.configuration.rate.rank else choice
+    cost = probe_total(probed, choices.job)
+    return Rival(choice=choice, usd=cost.usd.value, hours=cost.hours.value)
 
 
 def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:

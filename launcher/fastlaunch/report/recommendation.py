@@ -84,9 +84,17 @@ def why(recommendation: Recommendation) -> Iterator[str]:
             time = f"takes {number(speed)} times as long"
         else:
             time = f"is {number(1 / speed)} times as fast"
+        name = f"the runner-up, {_named(runner_up, recommendation)}"
+        evidence = f"({_costs(runner_up)}, {runner_up.configuration.rate.evidence_text})"
+        if cheaper >= 0:
+            yield f"Why: it costs {cheaper:.1f}% less than {name} {evidence}, which {time}."
+        else:
+            yield f"Why: it is known better than {name} {evidence}, which costs {-cheaper:.1f}% less."
+    if (rival := recommendation.rival) is not None:
         yield (
-            f"Why: it costs {cheaper:.1f}% less than the runner-up, {_named(runner_up, recommendation)}"
-            f" ({_costs(runner_up)}, {runner_up.configuration.rate.evidence_text}), which {time}."
+            f"Not settled between {pick.instance} and {_named(rival.choice, recommendation)}"
+            f" ({_costs(rival.choice)}, {rival.choice.configuration.rate.evidence_text}): a run of"
+            f" {_hours(rival.hours)} for ${dollars(rival.usd)} tells."
         )
     if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
         yield f"The cheapest that was measured is {_named(measured, recommendation)}: {_costs(measured)}."
@@ -263,6 +271,8 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
             for name in ("pick", "runner_up", "cheapest_measured")
             for choice in [getattr(recommendation, name)]
         },
+        "not_settled": (rival := recommendation.rival)
+        and {"choice": choice_json(rival.choice), **fields_to_json(rival, "usd", "hours")},
         "break_even": even
         and {
             **fields_to_json(even, "instance", "usd_per_hour"),
