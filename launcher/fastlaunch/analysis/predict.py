@@ -208,9 +208,9 @@ class Predictor:
         """
         refusals = [self._refusal(config) for config in queries]
         places = [place for place, refusal in enumerate(refusals) if refusal is None]
-        asked = [queries[place] for place in places]
+        wanted = [queries[place] for place in places]
         # GPUs without NVLink: predict one, and scale by what the exchange of gradients leaves.
-        configs = [replace(query, num_gpus=1) if _over_pcie(query) else query for query in asked]
+        configs = [replace(query, num_gpus=1) if _over_pcie(query) else query for query in wanted]
         answers: list[Prediction | str] = [refusal or "" for refusal in refusals]
         if not configs:
             return answers
@@ -220,7 +220,7 @@ class Predictor:
         fit = Fit(features.rows(slice(num)), near.log_throughput, near.num_runs, likeness)
         factors = near.calibrate(fit)
         means, deviations = fit.predict(features.rows(slice(num, None)))
-        for place, query, mean, deviation in zip(places, asked, means, deviations, strict=True):
+        for place, query, mean, deviation in zip(places, wanted, means, deviations, strict=True):
             evidence, share = self.evidence(query), pcie_share(query, math.exp(mean))
             half = factors[evidence] * math.hypot(deviation, _PCIE_DEVIATION if evidence == "D" else 0.0)
             if half > math.log(_MAX_FACTOR):
