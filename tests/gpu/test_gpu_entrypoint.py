@@ -77,12 +77,18 @@ def test_every_recipe_trains_and_says_with_which_attention(tmp_path: Path, recip
     assert record.header["attention_backend"] not in (None, "none", "te:unfused")
     assert all(check.passed for check in record.checks), record.checks
     assert [(score.step, score.split) for score in record.evals] == [(30, "validation"), (60, "validation")]
-    sampled = [block.utilization for block in record.blocks if block.utilization is not None]
-    assert sampled and all(0 <= share <= 1 for share in sampled)
     # What evaluation compiles is not taken for the steps'.
     assert record.blocks[-1].num_compiles == record.blocks[1].num_compiles
     found = [loss for loss in losses(record) if loss is not None]
     assert sum(found[-10:]) < sum(found[:10])
+
+
+def test_a_gpu_is_sampled_while_it_trains(tmp_path: Path) -> None:
+    """Once a second, so that 60 steps of vit-tiny are over before."""
+    (record,) = train(tmp_path, "bf16", steps=2000)
+    assert all(block.clock_mhz and block.power_w for block in record.blocks)
+    sampled = [block.utilization for block in record.blocks if block.utilization is not None]
+    assert sampled and all(0 < share <= 1 for share in sampled)
 
 
 @pytest.mark.parametrize("recipe", ["compile", "compile-reduce-overhead"])
