@@ -61,10 +61,14 @@ class TextSource:
     _texts: dict[str, LoadedText] = field(default_factory=dict)
 
     def batches(self, request: DataRequest) -> Iterator[Batch]:
-        """Return endless batches to train on."""
+        """Return endless batches to train on, dealt as `batches.shuffled` says."""
         if request.source == "synthetic":
             return self.synthetic_batches(request)
-        return training_batches(self._text(request.source).splits["train"], request)
+        sequences = self._text(request.source).splits["train"]
+        return (
+            batch_of(sequences.part(torch.tensor([index for _, index in keys])), request.device)
+            for keys in shuffled(len(sequences), request)
+        )
 
     def held_out(self, request: DataRequest, split: str) -> Iterator[Batch]:
         """Return this rank's batches of `validation` or `test`; none if there is no such split."""
@@ -102,12 +106,6 @@ class TextSource:
                 )
             self._texts[source] = self.readers[kind](path)
         return self._texts[source]
-
-
-def training_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:
-    """Yield endless batches, dealt as `batches.shuffled` says."""
-    for keys in shuffled(len(sequences), request):
-        yield batch_of(sequences.part(torch.tensor([index for _, index in keys])), request.device)
 
 
 def scoring_batches(sequences: Sequences, request: DataRequest) -> Iterator[Batch]:

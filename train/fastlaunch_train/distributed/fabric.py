@@ -100,7 +100,10 @@ def log_nccl(output: Path, environment: MutableMapping[str, str] = os.environ) -
 
     `environment` has torchrun's variables. The other ranks keep their log level.
     """
-    if not _has_peers(environment) or environment.get("LOCAL_RANK") != "0":
+    world_size, local_world_size = (
+        int(environment.get(name) or "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    )
+    if world_size <= local_world_size or environment.get("LOCAL_RANK") != "0":
         return
     output.mkdir(parents=True, exist_ok=True)
     path = log_path(output, node_rank(environment))
@@ -218,8 +221,3 @@ def fabric_error(fabric: Fabric, node: int) -> FabricError:
     return FabricError(
         f"this run has to use EFA, but NCCL on node {node} selected {fabric.selection}", _CHECK
     )
-
-
-def _has_peers(environment: Mapping[str, str]) -> bool:
-    local = int(environment.get("LOCAL_WORLD_SIZE") or "1")
-    return int(environment.get("WORLD_SIZE") or "1") > local

@@ -71,11 +71,14 @@ def attribute(events: Iterable[Event], *, num_steps: int, on_device: bool) -> St
     phases = [mark for mark in marks if mark.name != "step" and begin_s <= mark.start_s < end_s]
     spans = [(mark.start_s, mark.end_s, f"host {mark.name}") for mark in phases]
     if on_device:
-        work = _launched(by_kind.get("device", ()), by_kind.get("launch", ()))
+        at_s = {event.correlation: event.start_s for event in by_kind.get("launch", ())}
+        at_s.pop(None, None)
+        # Each piece of the device's work, with the time of its launch; None if that is unknown.
+        work = [(event, at_s.get(event.correlation)) for event in by_kind.get("device", ())]
         begin_s, end_s = _on_device(work, begin_s, end_s)
         spans += [
-            (event.start_s, event.end_s, "exchange" if event.is_collective else _phase_at(marks, at_s))
-            for event, at_s in work
+            (event.start_s, event.end_s, "exchange" if event.is_collective else _phase_at(marks, launched_s))
+            for event, launched_s in work
         ]
     else:
         spans += [(event.start_s, event.end_s, "exchange") for event in by_kind.get("exchange", ())]
@@ -92,12 +95,6 @@ def attribute(events: Iterable[Event], *, num_steps: int, on_device: bool) -> St
         parts_s={name: seconds.get(name, 0.0) / num_steps for name in sorted(names | seconds.keys())},
         overlapped_communication_s=overlapped_s / num_steps,
     )
-
-
-def _launched(work: Sequence[Event], launches: Iterable[Event]) -> list[tuple[Event, float | None]]:
-    """Return each piece of the device's work with the time of its launch; None if unknown."""
-    at_s = {launch.correlation: launch.start_s for launch in launches if launch.correlation is not None}
-    return [(event, None if event.correlation is None else at_s.get(event.correlation)) for event in work]
 
 
 def _on_device(

@@ -170,7 +170,11 @@ def _score_batches(training: Training, split: str, most: int | None = None) -> t
     batches = itertools.islice(workload.held_out(training.request, split), most)
     with preserve_state(model), torch.no_grad():
         model.eval()
-        _share_buffers(training, model)
+        if training.process.world_size > 1:
+            # As DDP does before a training step, so that all ranks evaluate one model. With shards, too,
+            # where each rank has its own statistics: checkpoints hold rank 0's.
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, 0)
         for batch, counts in _lockstep(training, batches):
             with training.precision.autocast():
                 score = workload.score(model, batch)
@@ -210,16 +214,6 @@ def _unwrapped_model(training: Training) -> nn.Module:
     # When ONNX Runtime 1.19.2 exports for evaluation, it merges parameters of equal values for good, and
     # biases start equal. So its graph trains, and the module inside evaluates with the same parameters.
     return unwrap_ort(model) if training.recipe.engine == "ort" else model
-
-
-def _share_buffers(training: Training, model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, as DDP does before a training step, so that all evaluate one model.
-
-    Do so with shards, too, where each rank has its own statistics: checkpoints hold rank 0's.
-    """
-    if training.process.world_size > 1:
-        for buffer in model.buffers():
-            torch.distributed.broadcast(buffer, 0)
 
 
 def _record(

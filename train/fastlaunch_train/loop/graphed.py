@@ -129,23 +129,15 @@ def copy_batch(target: Batch, source: Batch) -> None:
         tree_flatten(target),
         tree_flatten(map_tensors(lambda tensor: tensor, source)),
     )
+    hint = "use a recipe with step_graph=false"
     if form != other:
-        raise RecipeError(
-            f"a captured step takes batches of one form, {form}, and this one is {other}",
-            "use a recipe with step_graph=false",
-        )
+        raise RecipeError(f"a captured step takes batches of one form, {form}, and this one is {other}", hint)
     for value, new in zip(ours, theirs, strict=True):
-        if not isinstance(value, torch.Tensor):
-            if value != new:
-                raise RecipeError(
-                    f"a captured step has {value!r} in its batch, and this one {new!r}",
-                    "use a recipe with step_graph=false",
-                )
-        elif value.shape == getattr(new, "shape", None):
+        if isinstance(value, torch.Tensor):
+            shape, others = tuple(value.shape), tuple(getattr(new, "shape", ()))
+            if not isinstance(new, torch.Tensor) or shape != others:
+                message = f"a captured step takes batches of one shape, {shape}, and this one is {others}"
+                raise RecipeError(message, hint)
             value.copy_(new, non_blocking=True)
-        else:
-            raise RecipeError(
-                f"a captured step takes batches of one shape, {tuple(value.shape)}, and this one is "
-                f"{tuple(getattr(new, 'shape', ()))}",
-                "use a recipe with step_graph=false",
-            )
+        elif value != new:
+            raise RecipeError(f"a captured step has {value!r} in its batch, and this one {new!r}", hint)

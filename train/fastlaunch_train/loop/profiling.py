@@ -53,7 +53,8 @@ def profile_steps(
     parts, problem, started = None, None, None
     if process.rank == 0:
         try:
-            started = (profiler or _profiler)(on_device)
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+            started = profiler(on_device) if profiler else profile(activities=activities)
             started.start()
         except Exception as error:
             started, problem = None, _in_words(error)
@@ -76,11 +77,6 @@ def profile_steps(
             problem = problem or _in_words(error)
     if process.rank == 0 or problem:
         _record(training, parts, problem)
-
-
-def _profiler(on_device: bool) -> Any:
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
-    return profile(activities=activities)
 
 
 def _events(profiler: Any) -> list[Event]:

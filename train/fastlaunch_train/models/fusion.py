@@ -68,7 +68,10 @@ def describe_kernels(
     if operators or not parts:
         parts.append(listing("operator", sample, operators, num_samples))
     if is_scripted(model) and not any(name.startswith(_FUSED) for name in operators):
-        parts.append(f"torch.jit.script fused nothing{_why_not_fused()}")
+        # torch.jit.script's CPU kernels need LLVM, and torch's packages are built without it.
+        has_llvm = getattr(torch._C, "_llvm_enabled", lambda: True)()
+        why = "" if has_llvm else ": on a CPU it needs a torch built with LLVM, and this one is not"
+        parts.append(f"torch.jit.script fused nothing{why}")
     return "; ".join(parts)
 
 
@@ -125,9 +128,3 @@ def _written_kernels(graphs: int) -> Counter[str]:
     return Counter(
         {name: times for module in modules for name in vars(module) if name.startswith("cpp_fused")}
     )
-
-
-def _why_not_fused() -> str:
-    # torch.jit.script's CPU kernels need LLVM, and torch's packages are built without it.
-    has_llvm = getattr(torch._C, "_llvm_enabled", lambda: True)()
-    return "" if has_llvm else ": on a CPU it needs a torch built with LLVM, and this one is not"

@@ -362,7 +362,10 @@ class Ec2(Machine):
     def start(self, number: int, run: NodeRun) -> Training | None:
         for folder in ("out", "log"):
             (WORK / folder / run.run_id).mkdir(parents=True, exist_ok=True)
-        is_skipped = self._rank == 0 and self._is_settled(run.run_id)
+        # The launcher may have settled the run meanwhile. If S3 does not answer, it has not.
+        skip = skip_name(run.run_id)
+        skipped = self._work_cli.names(f"{self.program.output}/{skip}") if self._rank == 0 else None
+        is_skipped = run.run_id in (skipped or ())
         if self.program.attempt > 1 and not is_skipped:
             what = f"checkpoint of {run.run_id}"
             if not self._try(5, 10, lambda: self._resume(run.run_id), what):
@@ -387,18 +390,13 @@ class Ec2(Machine):
             secrets=self.secrets,
         )
 
-    def _is_settled(self, run_id: str) -> bool:
-        """Return whether the launcher has settled the run meanwhile; False if S3 does not answer."""
-        name = skip_name(run_id)
-        return run_id in (self._work_cli.names(f"{self.program.output}/{name}") or ())
-
     def _resume(self, run_id: str) -> bool:
         """Download the newest checkpoint of an earlier attempt; return True also if there is none."""
         uri = f"{self.program.runs_uri}/{run_id}/checkpoints"
         names = self._work_cli.names(f"{uri}/")
         if names is None:
             return False
-        saved = checkpoints_among(names)
+        saved = sorted(name for name in names if CHECKPOINT.fullmatch(name))
         if not saved:
             return True
         folder = WORK / "out" / run_id / "checkpoints"
@@ -619,11 +617,6 @@ def metadata(name: str) -> str | None:
 def block_left_s(ends_at: str, now: datetime) -> int:
     """Return seconds until training has to stop in a capacity block that ends at `ends_at` (ISO 8601)."""
     return int((datetime.fromisoformat(ends_at) - now).total_seconds()) - _BLOCK_LEAD_S
-
-
-def checkpoints_among(names: Sequence[str]) -> list[str]:
-    """Return the names of checkpoints, oldest first."""
-    return sorted(name for name in names if CHECKPOINT.fullmatch(name))
 
 
 def _time_of(notice: str) -> str | None:

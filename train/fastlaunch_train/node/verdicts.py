@@ -28,7 +28,10 @@ def cause_of(output: Path, log: Path, attempt: int) -> str:
     lines = _last_lines(log)
     failed, stopped = _of_records(output, attempt)
     # When a rank has failed, torchrun asks the others to stop.
-    causes = [*_of_tracebacks(output, attempt), *failed, *_signals(lines), *stopped]
+    tracebacks = _oldest_first(output, f"traceback-rank-*-attempt-{attempt}.txt")
+    raised = [exception_line(_last_lines(path)) for path in tracebacks]
+    killed = [match[1] for line in lines if (match := _SIGNAL.search(line))]
+    causes = [*raised, *failed, *killed, *stopped]
     causes = [cause for cause in causes if cause] or [_of_log(lines)]
     return next((cause for cause in causes if not is_echo(cause)), causes[0])[:_MAX_CHARS]
 
@@ -48,12 +51,6 @@ def exception_line(lines: Sequence[str]) -> str:
     return named or next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
 
 
-def _of_tracebacks(output: Path, attempt: int) -> list[str]:
-    """Return the exception of each rank's traceback, in the order in which the ranks failed."""
-    paths = _oldest_first(output, f"traceback-rank-*-attempt-{attempt}.txt")
-    return [exception_line(_last_lines(path)) for path in paths]
-
-
 def _of_records(output: Path, attempt: int) -> tuple[list[str], list[str]]:
     """Return the messages of the ranks that failed, and of those that were asked to stop."""
     failed: list[str] = []
@@ -67,10 +64,6 @@ def _of_records(output: Path, attempt: int) -> tuple[list[str], list[str]]:
             messages = stopped if end["status"] == INTERRUPTED else failed
             messages.append(str(end.get("message") or end["status"]))
     return failed, stopped
-
-
-def _signals(lines: Sequence[str]) -> list[str]:
-    return [match[1] for line in lines if (match := _SIGNAL.search(line))]
 
 
 def _of_log(lines: Sequence[str]) -> str:

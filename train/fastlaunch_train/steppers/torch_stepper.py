@@ -76,24 +76,20 @@ class TorchStepper(Stepper):
             self._rates = LearningRates(self.optimizer)
 
     def update(self) -> None:
-        """Clip the gradients and update the parameters by them."""
-        with phase("optimizer"):
-            self._update()
-
-    def _update(self) -> None:
         scaler, max_norm = self._precision.scaler, self._workload.max_grad_norm
-        if isinstance(self.optimizer, MasterWeights):
-            assert scaler is None
-            self.optimizer.step()
-            return
-        if scaler is not None and max_norm is not None:
-            scaler.unscale_(self.optimizer)
-        clip_gradients(self._native.parameters(), max_norm)
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        with phase("optimizer"):
+            if isinstance(self.optimizer, MasterWeights):
+                assert scaler is None
+                self.optimizer.step()
+                return
+            if scaler is not None and max_norm is not None:
+                scaler.unscale_(self.optimizer)
+            clip_gradients(self._native.parameters(), max_norm)
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)
+                scaler.update()
 
     def loss_scaling(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the last step's loss scale and whether the step was skipped, in our loop or a Trainer's."""
