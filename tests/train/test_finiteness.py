@@ -1,19 +1,14 @@
 """No run goes on from NaN, or completes with it, nor with anything infinite but what is so from the start."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from entrypoint import TINY, arguments, ended, record, run_command
 from torch import nn
-from toy import ALONE
 
 from fastlaunch_train.checks.finiteness import first_names, not_finite, trained
-from fastlaunch_train.loop.checkpoint import Checkpointing, Identity, latest_checkpoint
-from fastlaunch_train.loop.training import PhaseClock
-from fastlaunch_train.process.failures import NanLossError
-from fastlaunch_train.records.records import RecordWriter
+from fastlaunch_train.loop.checkpoint import latest_checkpoint
 
 INF, NAN = float("inf"), float("nan")
 
@@ -64,22 +59,13 @@ def test_what_is_trained_is_looked_at_and_what_is_saved_with_it() -> None:
     model = Masked()
     model.register_buffer("scratch", torch.tensor([NAN]), persistent=False)
     wrapped = nn.ModuleDict({"module": model})
-    found = trained(wrapped, rank=0)
+    found = trained(wrapped)
     assert found.keys() == {"linear.weight", "linear.bias", "mask"}
     assert not_finite(found, wrapped) == []
     with torch.no_grad():
         model.linear.bias[0] = INF
         model.mask[0] = NAN
-    assert not_finite(trained(wrapped, rank=0), wrapped) == ["linear.bias", "mask"]
-
-
-@pytest.mark.parametrize(("rank", "bad"), [(0, ["weight"]), (1, []), (2, [])])
-def test_of_a_share_its_padding_is_not_looked_at(rank: int, bad: list[str]) -> None:
-    """Three weights on three ranks, two to a share: the second's ends with padding, the third's is all so."""
-    model = nn.Linear(3, 1, bias=False)
-    shares = [torch.tensor([0.0, NAN]), torch.tensor([0.0, NAN]), torch.tensor([NAN, NAN])]
-    model.weight.ds_tensor, model.weight.ds_numel = shares[rank], 3  # type: ignore[attr-defined]
-    assert not_finite(trained(model, rank), model) == bad
+    assert not_finite(trained(wrapped), wrapped) == ["linear.bias", "mask"]
 
 
 each_loop = pytest.mark.parametrize(
@@ -149,40 +135,3 @@ def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path: Path) -> 
     path.unlink()
     ended(0, argv)
     assert record(tmp_path, attempt=3).header["first_step"] == 11
-
-
-class Shared(nn.Module):
-    """A stepper, for a checkpoint's purposes, with a share of the weights that is padded."""
-
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        self.model = nn.Linear(1, 1)
-        self.weight = weight
-
-    def state(self) -> dict[str, Any]:
-        padded = [{"optimizer": {"fp32_flat_groups": [torch.tensor([self.weight, NAN])]}}]
-        return {"model": {"weight": torch.tensor([[self.weight]])}, "deepspeed": padded}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.weight = float(state["model"]["weight"])
-
-
-def test_what_pads_a_share_may_be_anything(tmp_path: Path) -> None:
-    writer = RecordWriter(tmp_path / "rank-00000-attempt-1.jsonl")
-    stepper = Shared(3.0)
-    checkpointing = Checkpointing(
-        directory=tmp_path,
-        identity=Identity(workload="", recipe="", data="", seed=0, batch_size=1, world_size=1),
-        process=ALONE,
-        stepper=stepper,  # type: ignore[arg-type]
-        evaluations=None,
-        sharded=True,
-        phase=PhaseClock(writer, ALONE.device),
-    )
-    checkpointing.save(1)
-    stepper.weight = INF
-    with pytest.raises(NanLossError, match=r"what step 2 left is not finite \(model\.weight\)"):
-        checkpointing.save(2)
-    assert checkpointing.resume(last_step=5) == 1
-    assert stepper.weight == 3.0
-    writer.close()

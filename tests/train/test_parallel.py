@@ -16,7 +16,7 @@ from fastlaunch_train.distributed.all_reduce import Bandwidth, slow_warning
 from fastlaunch_train.distributed.parallel import (
     agree,
     barrier,
-    broadcast,
+    broadcast_object,
     join_group,
     start_process,
     stop_process,
@@ -38,7 +38,7 @@ def test_alone_there_is_no_process_group_until_one_is_needed() -> None:
     assert (process.rank, process.local_rank, process.world_size, process.num_nodes) == (0, 0, 1, 1)
     assert not torch.distributed.is_initialized()
     assert agree(process, [1.0, -2]) == [1.0, -2.0]
-    assert broadcast(process, [3]) == [3.0]
+    assert broadcast_object(process, [3]) == [3]
     barrier(process)
     model = nn.Linear(2, 2)
     assert wrap_ddp(model, RECIPES["fp32"], process) is model
@@ -104,7 +104,7 @@ def test_two_processes_agree_and_train_as_one() -> None:
         start_pair(
             """
             print(agree(process, [process.rank, -process.rank, 2.0**53 - 1]))
-            print(broadcast(process, [process.rank + 5.0]))
+            print(broadcast_object(process, [process.rank + 5.0]))
             barrier(process)
             torch.manual_seed(process.rank)  # DDP starts from rank 0's weights
             model = nn.Linear(3, 1)

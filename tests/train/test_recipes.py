@@ -145,20 +145,6 @@ def test_a_record_says_what_gradients_travel_in(label: str, travelled: str) -> N
     assert Recipe.from_record(recorded).to_record() == recorded
 
 
-def test_records_of_older_schemas_are_read() -> None:
-    record = RECIPES["bf16"].to_record() | {"schema": 1, "blocks": "timm"}
-    del record["fp8_format"], record["grad_accumulation"], record["loop"]
-    assert Recipe.from_record(record) == RECIPES["bf16"]
-    # DeepSpeed did not overlap then, and is not taken for one that does.
-    for name, overlapped in {"zero1": False, "zero2": False, "bf16": True}.items():
-        record = RECIPES[name].to_record() | {"schema": 2}
-        del record["overlap_comm"]
-        assert (Recipe.from_record(record).overlap_comm, Recipe.from_record(record).label) == (
-            overlapped,
-            name,
-        )
-
-
 def test_of_all_combinations_the_sound_ones_remain() -> None:
     fields = ("precision", "blocks", "fp8_scaling", "compile_mode", "compile_scope")
     sound = 0

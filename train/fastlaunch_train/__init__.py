@@ -23,26 +23,13 @@ if TYPE_CHECKING:
     from fastlaunch_train.workloads.contract import Workload as Workload
 
 __version__ = "0.1.0"
-__all__ = [
-    "Batch",
-    "BatchCount",
-    "DataRequest",
-    "Score",
-    "Workload",
-    "checkpoint_due",
-    "evaluate",
-    "lightning_callback",
-    "step",
-    "steps",
-    "stop_requested",
-    "transformers_callback",
-]
 #: Modules to import late, since the contract imports torch, which the launcher and some scripts do not need.
 _MODULES = {
     "workloads.contract": ("Batch", "BatchCount", "DataRequest", "Score", "Workload"),
     "script.callbacks": ("lightning_callback", "transformers_callback"),
     "script.steps": ("checkpoint_due", "evaluate", "step", "steps", "stop_requested"),
 }
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

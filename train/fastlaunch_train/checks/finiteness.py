@@ -42,12 +42,13 @@ def not_finite(state: Any, model: nn.Module) -> list[str]:
     return bad
 
 
-def trained(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
+def trained(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the trained parameters of `model` and its saved buffers, by their names without wrappers.
 
-    A sharded parameter is represented by this `rank`'s shard, so that no rank waits for another.
+    A sharded parameter is represented by this rank's shard, so that no rank waits for another.
     """
-    tensors = {name: _own(value, rank) for name, value in model.named_parameters() if value.requires_grad}
+    parameters = [(name, value.detach()) for name, value in model.named_parameters() if value.requires_grad]
+    tensors = {name: local_shard(value) for name, value in parameters}
     for prefix, module in model.named_modules():
         not_saved = module._non_persistent_buffers_set
         buffers = module.named_buffers(prefix, recurse=False)
@@ -63,16 +64,6 @@ def first_names(names: list[str]) -> str:
 def not_finite_message(step: int, names: list[str]) -> str:
     """Return a message that `step` left non-finite values, with their `names` on this rank, if any."""
     return f"what step {step} left is not finite{f' ({first_names(names)})' if names else ''}"
-
-
-def _own(parameter: nn.Parameter, rank: int) -> torch.Tensor:
-    share = getattr(parameter, "ds_tensor", None)
-    if share is None:
-        return local_shard(parameter.detach())
-    # DeepSpeed pads the last shares with uninitialised memory.
-    num_own: int = parameter.ds_numel - rank * share.numel()  # type: ignore[attr-defined]
-    unpadded: torch.Tensor = share.detach().flatten()[: max(0, num_own)]
-    return unpadded
 
 
 def _extremes(values: Iterable[torch.Tensor]) -> list[list[float]]:

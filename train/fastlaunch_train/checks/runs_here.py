@@ -109,30 +109,21 @@ def _transformer_engine_problem() -> str | None:
     return None
 
 
-def _inductor_problem_cpu() -> str | None:
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        return f"torch.compile on a CPU needs a C++ compiler, and {compiler!r} is not found"
-    return None
-
-
-def _inductor_problem_gpu() -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "torch.compile on a GPU needs the package triton, which is not installed"
-    # triton compiles the launcher of each kernel with it.
-    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang", "cc"]
-    if not any(shutil.which(compiler) for compiler in compilers):
-        return f"torch.compile on a GPU needs a C compiler, and {' or '.join(compilers)} is not found"
-    return None
-
-
 def _compile_problem(backend: str, *, has_gpu: bool) -> str | None:
-    if backend == "inductor":
-        return _inductor_problem_gpu() if has_gpu else _inductor_problem_cpu()
-    import torch._dynamo
+    if backend != "inductor":
+        import torch._dynamo
 
-    # Include eager, aot_eager and the other debugging backends, which the plain list leaves out.
-    backends: Iterable[str] = torch._dynamo.list_backends(exclude_tags=())
-    if backend in backends:
+        # Include eager, aot_eager and the other debugging backends, which the plain list leaves out.
+        backends: Iterable[str] = torch._dynamo.list_backends(exclude_tags=())
+        known = f"torch.compile has no backend {backend!r} here (known: {', '.join(sorted(backends))})"
+        return None if backend in backends else known
+    if has_gpu and importlib.util.find_spec("triton") is None:
+        return "torch.compile on a GPU needs the package triton, which is not installed"
+    # triton compiles the launcher of each kernel with a C compiler.
+    usual = ["gcc", "clang", "cc"] if has_gpu else ["clang++" if sys.platform == "darwin" else "g++"]
+    language, variable = ("C", "CC") if has_gpu else ("C++", "CXX")
+    compilers = [os.environ[variable]] if variable in os.environ else usual
+    if any(shutil.which(compiler) for compiler in compilers):
         return None
-    return f"torch.compile has no backend {backend!r} here (known: {', '.join(sorted(backends))})"
+    place = "a GPU" if has_gpu else "a CPU"
+    return f"torch.compile on {place} needs a {language} compiler, and {' or '.join(compilers)} is not found"

@@ -47,7 +47,6 @@ class ByteTokens:
     identity = "bytes"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """Return the bytes of each text."""
         return [bytes_as_tokens(text.encode())[:longest] for text in texts]
 
 
@@ -68,7 +67,6 @@ class WordTokens:
         self.identity = f"words {digest_of(word.encode() for word in ranked)}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """Return the words of each text between its start and its end."""
         most = None if longest is None else max(0, longest - 2)
         return [
             torch.tensor(
@@ -108,7 +106,6 @@ class HubTokens:
         return f"hub {digest_of([*numbered, f'{self.padding} {made}'.encode()])}"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
-        """Return the tokens of each text, cut off at `longest`."""
         encoded: list[torch.Tensor] = []
         for first in range(0, len(texts), _CHUNK):
             input_ids = self._tokenizer(

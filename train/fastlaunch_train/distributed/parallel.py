@@ -127,15 +127,6 @@ def agree(process: Process, values: Sequence[float]) -> list[float]:
     return agreed
 
 
-def broadcast(process: Process, values: Sequence[float]) -> list[float]:
-    """Return rank 0's values on every rank. All ranks give equally many."""
-    message = torch.tensor(values, dtype=torch.float64)
-    if process.world_size > 1:
-        dist.broadcast(message, src=0)
-    sent: list[float] = message.tolist()
-    return sent
-
-
 def broadcast_object(process: Process, value: Any) -> Any:
     """Return rank 0's `value`, which can be pickled, on every rank. All ranks call it."""
     if process.world_size == 1:

@@ -22,7 +22,6 @@ from fastlaunch_train.checks.finiteness import first_names, not_finite, not_fini
 from fastlaunch_train.distributed.parallel import (
     Process,
     agree,
-    broadcast,
     broadcast_object,
     gather_object,
 )
@@ -44,8 +43,6 @@ LONG_CHECKPOINT_S = 60.0
 
 #: Key of each rank's Evaluations.state(), beside a Stepper's state.
 _EVALUATIONS = "evaluations"
-#: Key of each rank's share in a Stepper's state, if DeepSpeed made them.
-_SHARES = "deepspeed"
 
 #: Bytes of a tensor in a checkpoint beside its values: names, shapes, alignment (torch 2.13; the 400 tensors
 #: of vit-tiny took 390 bytes each).
@@ -118,7 +115,7 @@ class Checkpointing:
             state[_EVALUATIONS] = (
                 gather_object(self.process, evaluation_state) if self.sharded else [evaluation_state]
             )
-        bad = not_finite(_checked_part(state), self.stepper.model) if self.process.rank == 0 else []
+        bad = not_finite(state, self.stepper.model) if self.process.rank == 0 else []
         if agree(self.process, [float(len(bad))])[0]:
             kept = latest_checkpoint(self.directory)
             raise NanLossError(
@@ -141,31 +138,22 @@ class Checkpointing:
         if step == 0:
             return 0
         path = checkpoint_path(self.directory, step)
-        saved = read_checkpoint(path, identity=self.identity)
+        state, random_states = read_checkpoint(path, identity=self.identity)
         # A run that was killed after its last checkpoint has no step left; it just completes.
         if step > last_step:
             raise RecipeError(f"{path} is after step {step}, and --steps is {last_step}", "give more --steps")
-        bad = not_finite(_checked_part(saved.state), self.stepper.model)
+        bad = not_finite(state, self.stepper.model)
         if bad:
             raise RecipeError(
                 f"{path} holds what is not finite: {first_names(bad)}",
                 "remove it, so that the one before is taken",
             )
-        evaluations = saved.state.pop(_EVALUATIONS, None)
+        evaluations = state.pop(_EVALUATIONS, None)
         if self.evaluations is not None and evaluations is not None:
             self.evaluations.load_state(evaluations[self.process.rank if self.sharded else 0])
-        self.stepper.load_state(saved.state)
-        restore_random_state(saved.random_states[self.process.rank], self.process.device)
+        self.stepper.load_state(state)
+        restore_random_state(random_states[self.process.rank], self.process.device)
         return step
-
-
-def _checked_part(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of `state` that has to be finite, without DeepSpeed's uninitialised padding.
-
-    In DeepSpeed 0.19.8 `partition_parameters` leaves the end of a parameter's last share as `torch.empty`
-    made it. The model gathered from the shares has no padding.
-    """
-    return {"model": state["model"]} if _SHARES in state and "model" in state else state
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
@@ -181,8 +169,8 @@ def latest_checkpoint(directory: Path) -> Path | None:
 def newest_step(process: Process, directory: Path) -> int:
     """Return the step of the newest checkpoint that rank 0 sees, or 0. Every rank calls this."""
     newest = latest_checkpoint(directory)
-    (step,) = broadcast(process, [float(newest.stem.removeprefix("step-")) if newest else 0.0])
-    return round(step)
+    step: int = broadcast_object(process, int(newest.stem.removeprefix("step-")) if newest else 0)
+    return step
 
 
 def _named_by_step(directory: Path, suffix: str) -> list[Path]:
@@ -192,17 +180,6 @@ def _named_by_step(directory: Path, suffix: str) -> list[Path]:
     """
     paths = directory.glob(f"step-*{suffix}")
     return sorted(path for path in paths if path.stem.removeprefix("step-").isdigit())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """The contents of a checkpoint."""
-
-    step: int
-    #: As `Stepper.state` returns it.
-    state: dict[str, Any]
-    #: Random states of all ranks, in order.
-    random_states: list[dict[str, torch.Tensor]]
 
 
 def write_checkpoint(
@@ -241,12 +218,17 @@ def write_checkpoint(
     return path
 
 
-def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
-    """Return the contents of `path`, on the CPU. Raises RecipeError unless it is a checkpoint of this job."""
+def read_checkpoint(
+    path: Path, *, identity: Identity
+) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]]]:
+    """Return the state in `path`, on the CPU, and the random states of all ranks, in order.
+
+    Raises RecipeError unless it is a checkpoint of this job.
+    """
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved = Identity(**content.pop("identity"))
-        step: int = content.pop("step")
+        del content["step"]
         random_states: list[dict[str, torch.Tensor]] = content.pop("random_states")
     except (OSError, MemoryError):
         raise
@@ -262,7 +244,7 @@ def read_checkpoint(path: Path, *, identity: Identity) -> Saved:
             f"{path} was made with another {', '.join(different)}",
             f"resume with {as_saved}, or start without --resume",
         )
-    return Saved(step=step, state=content, random_states=random_states)
+    return content, random_states
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -307,7 +307,7 @@ class TrainingLoop:
         if not training.workload.trains:
             return
         model = training.stepper.model
-        bad = not_finite(trained(model, training.process.rank), model)
+        bad = not_finite(trained(model), model)
         (any_bad,) = agree(training.process, [float(bool(bad))])
         if any_bad:
             raise NanLossError(not_finite_message(self.last_done, bad))

@@ -81,7 +81,9 @@ def versions(cudnn: tuple[int, ...] | None) -> dict[str, str | None]:
         "torch": torch.__version__ if torch else _installed("torch"),
         "cuda": torch.version.cuda if torch else None,
         "cudnn": ".".join(map(str, cudnn)) if cudnn else None,
-        "nccl": _nccl_version() if torch else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version()))
+        if torch and torch.cuda.is_available()
+        else None,
     }
     return releases | {package: _installed(package) for package in _PACKAGES}
 
@@ -91,14 +93,6 @@ def _installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _nccl_version() -> str | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _cpu_name() -> str:

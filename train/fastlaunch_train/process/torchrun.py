@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from fastlaunch_train.process.failures import EXIT_CODES, EXIT_CONFIGURATION, EXIT_HARDWARE
 from fastlaunch_train.process.launch import LaunchSettings, read_launch_settings
@@ -70,7 +70,7 @@ class SignalRelay:
     def starting(self) -> None:
         """Hold signals back while ranks are started, until their ids are known."""
         if self._signal is not None:  # torchrun is restarting ranks that were asked to end
-            _leave(self._signal)
+            raise SystemExit(128 + self._signal)
         self._starting = True
 
     def started(self, ranks: Ranks) -> None:
@@ -94,7 +94,7 @@ class SignalRelay:
         # Signal only the ranks, not their process groups: they need their data workers until the last step.
         reached = [_send(number, pid) for pid in self._pids()]
         if not any(reached):
-            _leave(number)
+            raise SystemExit(128 + number)
         if not self._is_limited:
             self._is_limited = True
             # Not a thread: a signal handler must take no lock.
@@ -196,10 +196,6 @@ def _fall_back(launched: LaunchSettings) -> None:
         f"warning: torch {torch.__version__} has no PContext.start, close and pids, so torchrun stops in its "
         "own way and may kill its ranks 30 s after a signal, in the middle of a checkpoint"
     )
-
-
-def _leave(number: int) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _send(number: int, pid: int) -> bool:

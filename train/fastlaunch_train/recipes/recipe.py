@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Counts changes to the meaning of a recipe's fields; in every record. 2 renamed `blocks=timm` to `native`
-#: and added the fields from `fp8_format` to `loop`. 3 added `overlap_comm`; before it zero1 and zero2 did not
-#: overlap, and DeepSpeed's buckets held 500 million gradients.
+#: Counts changes to the meaning of a recipe's fields; in every record.
 RECIPE_SCHEMA = 3
 
 #: FP8 scalings of Transformer Engine's blocks, and of the model's own through torchao.
@@ -112,12 +110,8 @@ class Recipe:
 
     @classmethod
     def from_record(cls, data: Mapping[str, Any]) -> "Recipe":
-        """Return the recipe that `to_record` wrote, in this schema or an older one."""
+        """Return the recipe that `to_record` wrote."""
         values = {key: value for key, value in data.items() if key not in ("label", "schema")}
-        if data.get("schema", 1) < 2 and values.get("blocks") == "timm":
-            values["blocks"] = "native"
-        if data.get("schema", 1) < 3:
-            values["overlap_comm"] = data.get("parallelism") not in ("zero1", "zero2")
         values["overrides"] = tuple(dict(values["overrides"]).items())
         return cls(**values)
 

@@ -15,7 +15,7 @@ from fastlaunch_train.checks.runs_here import check_runs_here
 from fastlaunch_train.data.batches import split_batch, take
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
-from fastlaunch_train.distributed.parallel import Process, broadcast
+from fastlaunch_train.distributed.parallel import Process, broadcast_object
 from fastlaunch_train.loop.batch_size import auto_batch_size, computed_in, probe_request
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
@@ -279,8 +279,8 @@ def _count_flops(
             return workload.loss(model, take(probe, range(2)))
 
     flops = step_flops(model, loss) if process.rank == 0 else None
-    (counted,) = broadcast(process, [float(flops or 0)])
-    return round(counted) // 2 or None
+    flops = broadcast_object(process, flops)
+    return flops // 2 if flops else None
 
 
 def _probe_size(workload: Workload, recipe: Recipe, batch_size: int) -> int:

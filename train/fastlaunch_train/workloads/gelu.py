@@ -11,6 +11,7 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -34,15 +35,11 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 def build(name: str) -> Workload:
     """Return the workload called `gelu` or `gelu:ROWSxCOLUMNS`."""
     rows, columns = shape_of(name)
-
-    def batches(request: DataRequest) -> Iterator[Batch]:
-        return tensors(rows, columns, request)
-
     return Workload(
         name=name,
         sample_unit="tensors",
         build_model=GeluCalls,
-        batches=batches,
+        batches=partial(tensors, rows, columns),
         loss=first_value,
         blocks=_functions,
         outputs=some_values,
