@@ -4,7 +4,7 @@ from statistics import fmean, mean
 
 import pytest
 
-from benchmarks import bench, prediction, regret, script_cost, step_profile, sweeps
+from benchmarks import bench, mlperf_throughput, prediction, regret, script_cost, step_profile, sweeps
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT
 
 PUBLISHED = prediction.read_rows(TRAINING_THROUGHPUT)
@@ -22,6 +22,41 @@ def test_predictions_of_rows_that_were_left_out_are_judged() -> None:
     assert {case.evidence for case in judged} >= {"A", "B", "C"}
     assert mean(case.errors["fastlaunch"] for case in judged) < 1
     assert prediction.table(judged).count("\n") > 3
+
+
+def test_mlperf_throughput_is_logged_or_told_by_the_time_to_train() -> None:
+    def system(submitter: str, seconds: float, line: str, benchmark: str = "retinanet") -> dict[str, str]:
+        return {
+            "submitter": submitter,
+            "system": "s",
+            "benchmark": benchmark,
+            "accelerator": "NVIDIA H200",
+            "nodes": "1",
+            "accelerators_per_node": "8",
+            "framework": "PyTorch",
+            "logs": "5",
+            "median_of_throughput_lines": line,
+            "global_batch": "256",
+            "seconds_to_train_median": str(seconds),
+        }
+
+    systems = [
+        system("whole", 2000, "2500"),
+        system("another", 1250, "4000"),
+        system("per-gpu", 2000, "312"),
+        system("unsaid", 1000, ""),
+        system("too-short", 200, ""),
+        system("slow-data", 4000, "2500"),
+        system("alone", 2000, "2500", "rgat"),
+        system("unsaid", 2000, "", "rgat"),
+    ]
+    rows = mlperf_throughput.rows_of(systems)
+    found = {row["path"].partition("/")[0]: float(row["throughput"]) for row in rows}
+    assert found == {"another": 4000, "per-gpu": 2496, "unsaid": 5000, "whole": 2500}
+    assert {row["num_gpus"] for row in rows} == {"8"}
+    shipped = TRAINING_THROUGHPUT.read_bytes()
+    once = mlperf_throughput.joined(shipped, rows)
+    assert once != shipped and mlperf_throughput.joined(once, rows) == once
 
 
 def test_a_pick_by_prediction_is_judged_by_what_was_published() -> None:
