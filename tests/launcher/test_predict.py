@@ -272,3 +272,19 @@ def test_the_command_keeps_order_and_columns(tmp_path: Path, capsys: pytest.Capt
     assert [bool(answer["refused"]) for answer in answers] == [False, True, False]
     assert [answers[1][name] for name in ("predicted", "low", "high")] == ["", "", ""]
     assert math.isfinite(float(answers[0]["predicted"]))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "task", "peak_tflops", "flops"),
+    [
+        ("H100", "bf16", "causal-LM pretrain", 989.4, 6),
+        ("L4", "fp8", "causal-LM pretrain", 242, 6),
+        ("H100", "bf16", "causal-LM LoRA finetune", 989.4, 4),  # frozen weights have no gradient
+    ],
+)
+def test_a_language_model_reaches_three_quarters_of_the_peak_at_most(
+    gpu: str, precision: str, task: str, peak_tflops: float, flops: int
+) -> None:
+    text = row("gpt2-xl", gpu, precision=precision, task=task, unit="tokens/s", params="1.5e9")
+    (config, _) = read(text)
+    assert math.exp(config.log_ceiling) == pytest.approx(0.75 * peak_tflops * 1e12 / (flops * 1.5e9))

@@ -204,6 +204,16 @@ def test_the_pick_is_the_cheapest_within_the_limits(limits: Limits, pick: str | 
         assert found.runner_up is found.break_even is found.experiment is found.command is None
 
 
+def test_one_gpu_has_no_recipe_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its gradients go nowhere, in buckets of whatever size."""
+    words = ("--workload", "vit-huge", "--samples", "100M", "--prices-as-of", "2026-07-20")
+    found = data(capsys, "--output", "json", *words)
+    told = [*found["by_instance"], *found["front"], *filter(None, [found["next_experiment"]])]
+    one_gpu = {"p5.4xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge"}
+    recipes = {choice["recipe"] for choice in told if choice["instance"] in one_gpu}
+    assert recipes and not any("ddp_bucket_mb" in recipe for recipe in recipes)
+
+
 def test_the_front_has_what_nothing_else_beats_in_both() -> None:
     found = recommend(chosen(POOR, FAST, CHEAP, MIDDLE), Limits())
     assert [choice.instance for choice in found.front] == ["g6e.xlarge", "p5.4xlarge", "p5.48xlarge"]

@@ -270,6 +270,12 @@ def _memory_of(
     return memory_line(peaks, num_parameters) if peaks else (0.0, None)
 
 
+def _is_of_several_gpus(recipe: Recipe | str) -> bool:
+    """Return whether the recipe names how several GPUs exchange gradients, which one GPU does not do."""
+    fields = ("ddp_bucket_mb", "overlap_comm", "wire_dtype")
+    return isinstance(recipe, Recipe) and any(name in dict(recipe.overrides) for name in fields)
+
+
 def _queries(
     subject: Subject,
     facts: Sequence[RecipeFacts],
@@ -309,6 +315,8 @@ def _queries(
                 continue
             for num_nodes in range(1, most_nodes + 1):
                 num_gpus = num_nodes * instance.num_accelerators
+                if num_gpus == 1 and _is_of_several_gpus(recipe_facts.recipe):
+                    continue
                 for batch in _batches(subject, recipe_facts, num_gpus, scope):
                     part = largest_part(batch, recipe_facts, accelerator, is_script=subject.info is None)
                     if not part:

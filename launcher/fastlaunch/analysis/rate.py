@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.analysis.anchors import Anchor, Config, config_of
+from fastlaunch.analysis.anchors import MOST_OF_PEAK, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE
 from fastlaunch.analysis.pooling import BARE_STEP
@@ -36,9 +36,6 @@ IN_RANGE, RANGE_DEVIATIONS = 0.9, 1.645
 NODE_EFFICIENCY = 0.95
 #: Deviation of log throughput: published runs on 8 to 512 H100 lie 5.4% off a straight line.
 _NODE_DEVIATION = 0.06
-#: The largest share of the dense peak that matrix products of a training reach: large ones alone come to 0.87
-#: on an A100 and 0.80 on an H100 in bf16, and to 0.71 in FP8.
-_MOST_OF_PEAK = 0.75
 #: The shortest step on a GPU, however small the model: launching the kernels takes this long.
 _MIN_STEP_S = 0.005
 #: FLOPs of a ViT per weight and image of 224 pixels; only the order of magnitude matters.
@@ -529,7 +526,7 @@ class Finder:
     def _ceiling(self, query: Query) -> float:
         """Return the most samples/s of one GPU: by its peak, its bandwidth and the launch of kernels.
 
-        Matrix products reach `_MOST_OF_PEAK`. The rest of the recipe's fastest run takes as much longer as
+        Matrix products reach `MOST_OF_PEAK`. The rest of the recipe's fastest run takes as much longer as
         the GPU has less bandwidth and less peak in bf16, half by each.
         """
         limits = [query.micro_batch / _MIN_STEP_S] if query.micro_batch else []
@@ -635,7 +632,7 @@ def _predictions(
 def _peak_flops(accelerator: Accelerator, precision: str) -> float:
     """Return the most FLOP/s that a training's matrix products reach in the format."""
     peaks = accelerator.peak_tflops
-    return _MOST_OF_PEAK * 1e12 * (peaks.get(precision) or max(peaks.values()))
+    return MOST_OF_PEAK * 1e12 * (peaks.get(precision) or max(peaks.values()))
 
 
 def _slower(here: Accelerator, there: Accelerator) -> float:

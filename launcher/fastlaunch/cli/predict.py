@@ -18,6 +18,7 @@ from fastlaunch.cli.render import print_rows
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.paths import decoded
 from fastlaunch.core.terminal import printable
+from fastlaunch.core.units import counted
 
 _NEEDED = ("model", "precision", "gpu", "num_gpus", "unit")
 #: The columns that a prediction adds to its row.
@@ -53,8 +54,8 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     batch_per_gpu, seq_or_image, unit and date. Measured runs also have throughput, summed over the GPUs. To
     each query, predict adds predicted, with the limits low and high that hold nine runs in ten, or the reason
     why it is refused; and the class of evidence: A (measured on this generation of GPU), B (on another one),
-    B0 (only the model's size is known), C (nothing is measured on this generation: there a run of two minutes
-    on one GPU, added to --anchors, tells most).
+    B0 (only the model's size is known), C (nothing is measured on this generation, or nothing in FP8: there a
+    run of two minutes on one GPU, added to --anchors, tells most), D (several GPUs without NVLink).
     """
     from fastlaunch.analysis.anchors import Refusal, read, read_anchors
     from fastlaunch.analysis.predict import Predictor
@@ -91,8 +92,8 @@ def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: 
     if unseen:
         model, gpu = unseen.most_common(1)[0][0]
         click.echo(
-            f"{unseen.total()} rows are on a generation of GPU that no anchor has. Two minutes of {model} on "
-            f"one {gpu}, added to --anchors, narrow their ranges.",
+            f"{counted(unseen.total(), 'row')} of a generation of GPU, or in FP8 on one, that no anchor has."
+            f" Two minutes of {model} on one {gpu}, added to --anchors, tell more.",
             err=True,
         )
 

@@ -119,8 +119,9 @@ def recommend(workload: str, samples: int, output: str, **options: Any) -> int:
     It goes by your own runs of the workload or, if none is on a GPU, by the figures that come with
     fastlaunch. It predicts what was not measured, with a range that holds nine runs in ten and a class of
     evidence: A (measured on this generation of GPU), B (on another one), B0 (only the model's size is known),
-    C (nothing is measured on this generation). A deadline and a budget hold for the upper end of the range.
-    The break-even is the hourly price up to which the pick's instance stays the cheapest.
+    C (nothing is measured on this generation, or nothing in FP8), D (several GPUs without NVLink). A deadline
+    and a budget hold for the upper end of the range. The break-even is the hourly price up to which the
+    pick's instance stays the cheapest.
     """
     from fastlaunch.api import recommend as api
     from fastlaunch.report.recommendation import as_rows, as_text

@@ -64,7 +64,7 @@ def sentence(recommendation: Recommendation) -> str:
     ]
     more = " --max-nodes allows more nodes." if limits.deadline_hours is not None else ""
     return (
-        f"None of {counted(recommendation.num_choices, 'choice')} is surely done within"
+        f"None of {counted(recommendation.num_choices, 'choice')} surely takes at most"
         f" {' and '.join(wanted)}. The cheapest is {_named(cheapest, recommendation)}: {_costs(cheapest)}."
         f" The fastest is {_named(fastest, recommendation)}: {_costs(fastest)}.{more}"
     )
