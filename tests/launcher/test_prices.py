@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 from fake_summaries import price_of
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +18,7 @@ from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.data import read
 from fastlaunch.core.errors import BadFile, UserError
 from fastlaunch.core.units import parse_date
+from fastlaunch.placement.capacity_block import block_usd_per_hour
 
 DATE = datetime.date
 TODAY = DATE(2026, 11, 21)
@@ -48,6 +51,27 @@ def shipped() -> Catalogue:
 )
 def test_known_prices(shipped: Catalogue, instance: str, on: datetime.date, usd_per_hour: float) -> None:
     assert shipped.price(instance, on=on).usd_per_hour == usd_per_hour
+
+
+def test_every_type_that_trains_is_listed_or_skipped_with_a_reason(shipped: Catalogue) -> None:
+    model = botocore.session.get_session().get_service_model("ec2").shape_for("InstanceType")
+    families = re.compile(r"(p[4-9]|trn|g[5-9]|gr|g4dn)[a-z0-9-]*\.")
+    assert {name for name in model.enum if families.match(name)} == {*shipped.instances, *shipped.skipped}
+    assert not shipped.instances.keys() & shipped.skipped.keys()
+
+
+@pytest.mark.parametrize(
+    ("instance", "region", "usd_per_hour"),
+    [("p5e.48xlarge", "us-east-2", 39.80), ("p5en.48xlarge", "us-east-1", 41.61)],
+)
+def test_secondary_prices_of_capacity_blocks_bound_no_cost(
+    shipped: Catalogue, instance: str, region: str, usd_per_hour: float
+) -> None:
+    price = shipped.price(instance, region=region, purchase="capacity-block", on=TODAY)
+    assert price.usd_per_hour == usd_per_hour
+    assert price.secondary
+    with pytest.raises(UserError):
+        block_usd_per_hour(shipped.instance(instance), region, shipped, TODAY)
 
 
 def test_price_of_another_region_and_service(shipped: Catalogue) -> None:
@@ -104,7 +128,7 @@ def test_every_shipped_price_has_its_source_and_date_and_is_of_a_known_accelerat
         assert len(price.source) > 10
         assert DATE(2022, 1, 1) <= price.as_of <= TODAY
         assert shipped.accelerator_of(price.instance).source
-        assert price.purchase == "on-demand"
+        assert price.purchase == ("capacity-block" if price.secondary else "on-demand")
         if price.service == "sagemaker" and price.instance != "g5.2xlarge":
             assert price.inferred
 
@@ -179,10 +203,21 @@ def test_a_date_or_a_user_error(text: str) -> None:
 def test_fp8_needs_ada_hopper_or_blackwell(shipped: Catalogue) -> None:
     for accelerator in shipped.accelerators.values():
         assert len(accelerator.source) > 10
-        assert accelerator.peak_tflops["bf16"] == accelerator.peak_tflops["fp16"]
+        if "bf16" in accelerator.formats:
+            assert accelerator.peak_tflops["bf16"] == accelerator.peak_tflops["fp16"]
     with_fp8 = {name for name, item in shipped.accelerators.items() if "fp8" in item.formats}
-    assert with_fp8 == {"L4", "L40S", "H100", "H200", "B200", "B300", "RTX PRO 6000", "Trainium2"}
-    for name in ("A100 40GB", "A100 80GB", "A10G"):
+    assert with_fp8 == {
+        "L4",
+        "L40S",
+        "H100",
+        "H200",
+        "B200",
+        "B300",
+        "RTX PRO 4500",
+        "RTX PRO 6000",
+        "Trainium2",
+    }
+    for name in ("A100 40GB", "A100 80GB", "A10G", "T4"):
         assert "fp8" not in shipped.accelerators[name].peak_tflops
         capability = shipped.accelerators[name].compute_capability
         assert capability is not None

@@ -343,6 +343,9 @@ def _purchases(
         if option not in instance.purchase_options:
             reason = f"AWS does not sell it {option}"
         left_out.append(LeftOut(instance=name, recipe=None, reason=reason))
+    left_out += [
+        LeftOut(instance=name, recipe=None, reason=reason) for name, reason in catalogue.skipped.items()
+    ]
     if not bought:
         raise UserError(
             f"no price is known in {', '.join(regions)} of what is asked for", f"type: {UPDATE_COMMAND}"

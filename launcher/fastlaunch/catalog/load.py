@@ -3,8 +3,10 @@
     schema: 1
     accelerators: {NAME: {memory_gib, bandwidth_tb_per_s, compute_capability?, peak_tflops, formats, ...}}
     instances: {NAME: {accelerator, num_accelerators, vcpus, memory_gib, network_gbps, ...}}
-    prices: [{instance, service, region or regions, purchase?, usd_per_hour, as_of, source, inferred?}]
+    prices: [{instance, service, region or regions, purchase?, usd_per_hour, as_of, source, inferred?,
+              secondary?}]
     volume_prices: [{region or regions, usd_per_gib_month, usd_per_mib_per_s_month, as_of, source}]
+    skipped: {NAME: why no instance of it is listed}
 
 Every section may be left out.
 """
@@ -49,6 +51,11 @@ def load_catalogue(*files: Path) -> Catalogue:
             instances={**catalogue.instances, **upper.instances},
             prices=catalogue.prices,
             volume_prices=tuple(volume_prices.values()),
+            skipped={
+                name: reason
+                for name, reason in {**catalogue.skipped, **upper.skipped}.items()
+                if name not in upper.instances
+            },
         )
     prices = {price.key: price for price in (*catalogue.prices, *layered)}
     return replace(catalogue, prices=tuple(prices.values())) if files else catalogue
@@ -62,7 +69,7 @@ def _shipped() -> Catalogue:
 def read_catalogue(path: Path, known: Catalogue | None = None) -> Catalogue:
     """Return what the file holds; it may refer to accelerators and instances of `known`."""
     file = YamlFile(path)
-    file.refuse_unknown(known=["schema", "accelerators", "instances", "prices", "volume_prices"])
+    file.refuse_unknown(known=["schema", "accelerators", "instances", "prices", "volume_prices", "skipped"])
     check_schema(file, SCHEMA)
     accelerators = {
         name: file.record(Accelerator, "accelerators", name, name=name)
@@ -82,7 +89,11 @@ def read_catalogue(path: Path, known: Catalogue | None = None) -> Catalogue:
         for index, region in _regions(file, "volume_prices")
     )
     return Catalogue(
-        accelerators=accelerators, instances=instances, prices=prices, volume_prices=volume_prices
+        accelerators=accelerators,
+        instances=instances,
+        prices=prices,
+        volume_prices=volume_prices,
+        skipped={name: file.value(str, "skipped", name) for name in file.mapping("skipped")},
     )
 
 

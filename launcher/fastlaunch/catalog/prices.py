@@ -7,7 +7,7 @@ An unknown price is an error: never 0, and never that of another region. Spot pr
 
 import datetime
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ class Price:
     as_of: datetime.date  # the day on which the source gave it
     source: str
     inferred: bool = False  # derived from another price; `source` says how
+    secondary: bool = False  # quoted of AWS by a third party: shown, but no ceiling goes by it
     basis: Basis = "listed"  # where it comes from
     hypothetical: str | None = None  # what it is the price of if nobody sells that: `1/8 of p5en.48xlarge`
 
@@ -102,6 +103,8 @@ class Catalogue:
     instances: Mapping[str, InstanceType]
     prices: tuple[Price, ...]
     volume_prices: tuple[VolumePrice, ...] = ()
+    # Why types of EC2 are no `instances`.
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def price(
         self,

@@ -82,15 +82,14 @@ def block_usd_per_hour(
     instance: InstanceType, region: str, catalogue: Catalogue, today: datetime.date
 ) -> float:
     """Return the price file's price of an hour of an instance. Raises UserError if it has none."""
-    try:
-        price = catalogue.price(instance.name, region=region, purchase="capacity-block", on=today)
-    except UserError:
+    price = catalogue.find_price(instance.name, region=region, purchase="capacity-block", on=today)
+    if price is None or price.secondary:
         raise UserError(
             f"what the capacity block of {instance.name} cost is not known",
             "give --block-fee USD, all that AWS charged for it up front: the offering's UpfrontFee when it "
             "was bought, and in the bill (console: Billing, Bills); or a price of an instance and hour in a "
             "price file of your own, with `purchase: capacity-block` (`prices: FILE` in the config file)",
-        ) from None
+        )
     return price.usd_per_hour
 
 
