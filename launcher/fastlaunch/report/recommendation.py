@@ -15,7 +15,7 @@ from fastlaunch.report.data import fields_to_json
 from fastlaunch.report.text import bulleted, dollars, number
 
 #: The most table lines, and the most reasons, on a screen.
-_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 8, 5, 5, 3
+_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 5, 2
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
 _BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
