@@ -184,7 +184,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
             {"instances": ("p5.48xlarge", "g5.xlarge")},
             {"recipes": ("bf16", "te-fp8")},
             "cannot run on g5.xlarge: FP8 needs",
-            "it runs on p5, p5e, p5en, p6-b200, p6-b300, g6, g6e, g7e; or give recipe te-bf16",
+            "it runs on p5, p5e, p5en, p6-b200, p6-b300, g6, gr6, g6e, g7, g7e; or give recipe te-bf16",
         ),
         # What is trained.
         ({}, {"repeats": 0}, "--repeats is 0", "1 to 1000"),
