@@ -123,6 +123,14 @@ def test_gpus_without_nvlink_wait_for_the_gradients_that_outlast_the_backward_pa
     assert together.predicted <= num_gpus * alone.predicted
 
 
+@pytest.mark.parametrize("params", [2e7, 1.2e8])  # without waiting for gradients, and with
+def test_a_measured_host_without_nvlink_is_predicted_as_it_was_measured(params: float) -> None:
+    cells = {"num_gpus": 8, "batch_per_gpu": 10, "params": params}
+    anchors = [{**each, "params": str(params)} for each in matrix()]
+    anchors += [row(model, "RTX PRO 6000", throughput=24 * own, **cells) for model, own in MODELS.items()]
+    assert predicted(anchors, row("net0", "RTX PRO 6000", **cells)).predicted == pytest.approx(2400, rel=0.1)
+
+
 def test_a_run_far_off_the_others_loses_weight() -> None:
     anchors = matrix(without=("H100",))
     fault = [

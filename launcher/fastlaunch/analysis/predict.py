@@ -182,7 +182,10 @@ class Predictor:
     def __init__(self, anchors: Sequence[Anchor]) -> None:
         runs: dict[Config, list[float]] = defaultdict(list)
         for anchor in anchors:
-            runs[anchor.config].append(math.log(anchor.per_s / anchor.config.num_gpus))
+            config, per_s = anchor.config, anchor.per_s / anchor.config.num_gpus
+            if _over_pcie(config):
+                config, per_s = replace(config, num_gpus=1), per_s / _share_kept(config, per_s)
+            runs[config].append(math.log(per_s))
         self.configs = tuple(runs)
         self.log_throughput = np.array([np.median(values) for values in runs.values()])
         self.num_runs = np.array([len(values) for values in runs.values()], float)
@@ -366,6 +369,15 @@ def pcie_share(config: Config, per_s: float) -> float:
     sent_bytes = 2 * (config.num_gpus - 1) / config.num_gpus * 4 * config.params
     sent_s = sent_bytes / _PCIE_BYTES_PER_S.get(config.gpu.generation, _USUAL_PCIE_BYTES_PER_S)
     return step_s / (step_s + max(0.0, sent_s - _BACKWARD * step_s))
+
+
+def _share_kept(config: Config, per_s: float) -> float:
+    """Return the `pcie_share` of a GPU that does `per_s` beside the others, by bisection."""
+    low, high = per_s, 20 * per_s
+    for _ in range(40):
+        alone = math.sqrt(low * high)
+        low, high = (alone, high) if alone * pcie_share(config, alone) < per_s else (low, alone)
+    return per_s / high
 
 
 def _below(mean: float, half: float, ceiling: float) -> tuple[float, float, float]:
