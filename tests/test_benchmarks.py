@@ -77,7 +77,7 @@ def test_the_cost_of_recording_is_measured() -> None:
 
 @pytest.mark.parametrize(("number", "num_outside"), [(6, 0), (20, 5), (100, 39)])
 def test_the_medians_interval_by_order_statistics(number: int, num_outside: int) -> None:
-    # Of 20 values the 6th and the 15th.
+    # The 6th and the 15th of 20 values.
     assert script_cost.num_outside(number) == num_outside
 
 

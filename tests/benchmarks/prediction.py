@@ -23,9 +23,8 @@ from statistics import mean, median
 import numpy as np
 from tabulate import tabulate
 
-from fastlaunch.analysis.anchors import Config, Row, read, read_anchors
+from fastlaunch.analysis.anchors import CLASSES, Config, Row, read, read_anchors
 from fastlaunch.analysis.predict import (
-    CLASSES,
     Array,
     Fit,
     Ids,

@@ -1,13 +1,12 @@
 """What is here of a cloud run, what is missing and why, and what is said of it while it is under way."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attempt_builders import attempt_with
+from attempt_builders import attempt_with, run_with
 from fake_records import write_run
 from fake_summaries import PLAIN
 
@@ -29,22 +28,12 @@ NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 
 def run(run_id: str = FIRST, state: RunState = RunState.RUNNING, **changes: Any) -> Run:
-    usual = Run(
-        id=run_id,
-        submission_id="sub-1",
-        created_at="2026-11-21T09:00:00+00:00",
-        backend="ec2",
-        state=state,
-        reason=None,
-        workload="vit-tiny",
-        recipe="bf16",
-        instance="p5.48xlarge",
-        directory=None,
-        price=None,
-        summary=None,
-        spec={"num_gpus": 2, "image": "registry/pytorch@sha256:00"},
-    )
-    return replace(usual, **changes)
+    usual = {
+        "submission_id": "sub-1",
+        "purchase": None,
+        "spec": {"num_gpus": 2, "image": "registry/pytorch@sha256:00"},
+    }
+    return run_with(id=run_id, state=state, **usual | changes)
 
 
 def attempt(n: int = 1, **changes: Any) -> Attempt:

@@ -91,6 +91,24 @@ def test_several_nodes_are_predicted_by_one_with_the_network_in_the_range() -> N
     assert seconds.low is None and seconds.value == pytest.approx(1e8 / 1024 * 0.2 / 0.9)
 
 
+@pytest.mark.parametrize(
+    ("images_per_s", "most"),
+    [
+        # An A10G's peak in bf16 is 70 TFLOP/s, an H100's 989.4; an image takes 763.504 GFLOP.
+        (920, 0.75 * 70e12 / 763.504e9),
+        # At 0.75 of the peak products take 1.029 ms on the H100, and the rest the other 2.304 ms. On an A10G,
+        # with 600 GB/s instead of 3,350, it takes (5.583 + 14.134) / 2 times as long, and products 14.543 ms.
+        (300, 1000 / (14.543 + 2.304 * 9.859)),
+    ],
+)
+def test_no_gpu_does_more_than_it_can(images_per_s: float, most: float) -> None:
+    imported(on_p5(64 / images_per_s, workload="vit-tiny"))
+    speed = fastlaunch.estimate("vit-tiny", "g5.xlarge", samples=100_000_000).rate.samples_per_s
+    assert speed.low is not None and speed.high is not None
+    assert speed.low < speed.value < speed.high <= most * 1.001
+    assert speed.high > 0.8 * most, "it is near"
+
+
 def test_another_number_of_gpus_of_a_node_is_predicted_unless_its_scaling_is_given() -> None:
     imported(on_p5(0.2, workload="vit-tiny"))
 

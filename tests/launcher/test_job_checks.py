@@ -442,7 +442,7 @@ def test_a_training_jobs_own_network_is_looked_at_before() -> None:
         ({"role": Role(arn=ROLE, trusts=frozenset({"ec2.amazonaws.com"}))}, Result.FAILED, BadConfiguration),
         ({"role": None}, Result.FAILED, BadConfiguration),
         ({"may_pass": False}, Result.FAILED, NotAuthorised),
-        # Of which IAM tells little, holds up nothing.
+        # Where IAM tells little, nothing is held up.
         ({"role": denied("iam:GetRole")}, Result.OK, None),
         ({"may_pass": denied("iam:SimulatePrincipalPolicy")}, Result.NOT_CHECKED, None),
         ({"role_lacks": ["s3:PutObject on acme"]}, Result.WARNING, None),

@@ -16,7 +16,7 @@ from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluat
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
 from fastlaunch.analysis.cost import Assumptions, Purchase, cost_of, training_of
-from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, subject_of
+from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, peak_flops, subject_of
 from fastlaunch.analysis.recommend import (
     Choices,
     Limits,
@@ -204,14 +204,21 @@ def test_the_pick_is_the_cheapest_within_the_limits(limits: Limits, pick: str | 
         assert found.runner_up is found.break_even is found.experiment is found.command is None
 
 
-def test_one_gpu_has_no_recipe_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_gpu_is_given_no_recipe_of_several() -> None:
     """Its gradients go nowhere, in buckets of whatever size."""
-    words = ("--workload", "vit-huge", "--samples", "100M", "--prices-as-of", "2026-07-20")
-    found = data(capsys, "--output", "json", *words)
-    told = [*found["by_instance"], *found["front"], *filter(None, [found["next_experiment"]])]
-    one_gpu = {"p5.4xlarge", "g5.xlarge", "g6.xlarge", "g6e.xlarge"}
-    recipes = {choice["recipe"] for choice in told if choice["instance"] in one_gpu}
-    assert recipes and not any("ddp_bucket_mb" in recipe for recipe in recipes)
+    imported(on_p5(0.2, workload="vit-tiny", recipe="bf16 ddp_bucket_mb=4096"))
+    cheapest = fastlaunch.recommend("vit-tiny", "100M").by_instance
+    used = {choice.configuration.query.num_gpus for choice in cheapest}
+    assert used and min(used) > 1
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "precision", "tflops"),
+    [("H100", "fp8", 1978.9), ("L4", "tf32", 60), ("L4", "fp32", 30.3), ("A10G", "bf16", 70)],
+)
+def test_a_peak_is_the_formats(accelerator: str, precision: str, tflops: float) -> None:
+    """Also of a format that the price file does not name."""
+    assert peak_flops(CATALOGUE.accelerators[accelerator], precision) == pytest.approx(0.75e12 * tflops)
 
 
 def test_the_front_has_what_nothing_else_beats_in_both() -> None:

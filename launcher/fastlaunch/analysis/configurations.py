@@ -272,8 +272,8 @@ def _memory_of(
 
 def _is_of_several_gpus(recipe: Recipe | str) -> bool:
     """Return whether the recipe names how several GPUs exchange gradients, which one GPU does not do."""
-    fields = ("ddp_bucket_mb", "overlap_comm", "wire_dtype")
-    return isinstance(recipe, Recipe) and any(name in dict(recipe.overrides) for name in fields)
+    fields = {"ddp_bucket_mb", "overlap_comm", "wire_dtype"}
+    return isinstance(recipe, Recipe) and not fields.isdisjoint(dict(recipe.overrides))
 
 
 def _queries(

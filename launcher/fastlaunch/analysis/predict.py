@@ -27,8 +27,6 @@ from fastlaunch.analysis.anchors import Anchor, Config
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-#: Classes of evidence, the best first.
-CLASSES = ("A", "B", "B0", "C", "D")
 _COVERAGE = 0.9
 #: The normal quantile: 90% lie within this many deviations.
 _NORMAL = 1.645
@@ -46,6 +44,8 @@ _USUAL_PCIE_BYTES_PER_S = 16e9
 _BACKWARD = 2 / 3
 #: Deviation of the logarithm of the share that PCIe leaves.
 _PCIE_DEVIATION = 0.15
+#: The least share that PCIe leaves of a measured run.
+_LEAST_SHARE = 0.05
 #: Sizes of usual models, assumed if a model's size is unknown: 25M, 7B and 1B weights.
 _USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
 #: Assumed pixels a side or tokens if a row gives none; for other units, "not given" is its own value.
@@ -172,7 +172,7 @@ class Prediction:
     predicted: float
     low: float
     high: float
-    # One of CLASSES.
+    # One of `anchors.CLASSES`.
     evidence: str
 
 
@@ -263,7 +263,7 @@ class Predictor:
         return predictor
 
     def evidence(self, config: Config) -> str:
-        """Return the class of evidence, one of CLASSES."""
+        """Return the class of evidence, one of `anchors.CLASSES`."""
         if _over_pcie(config):
             return "D"
         is_known = config.generation in self._generations
@@ -363,21 +363,28 @@ def pcie_share(config: Config, per_s: float) -> float:
     """
     if not _over_pcie(config):
         return 1.0
-    assert config.gpu is not None and config.params is not None and config.log_batch is not None
-    units = math.exp(config.log_batch) * (config.sequence or 1.0 if config.unit == "tokens" else 1.0)
-    step_s = units / per_s
-    sent_bytes = 2 * (config.num_gpus - 1) / config.num_gpus * 4 * config.params
-    sent_s = sent_bytes / _PCIE_BYTES_PER_S.get(config.gpu.generation, _USUAL_PCIE_BYTES_PER_S)
-    return step_s / (step_s + max(0.0, sent_s - _BACKWARD * step_s))
+    step_s = _units_per_step(config) / per_s
+    return step_s / (step_s + max(0.0, _exchange_s(config) - _BACKWARD * step_s))
 
 
 def _share_kept(config: Config, per_s: float) -> float:
-    """Return the `pcie_share` of a GPU that does `per_s` beside the others, by bisection."""
-    low, high = per_s, 20 * per_s
-    for _ in range(40):
-        alone = math.sqrt(low * high)
-        low, high = (alone, high) if alone * pcie_share(config, alone) < per_s else (low, alone)
-    return per_s / high
+    """Return the `pcie_share` of a GPU that does `per_s` beside the others."""
+    together_s, exchange_s = _units_per_step(config) / per_s, _exchange_s(config)
+    if exchange_s <= _BACKWARD * together_s:
+        return 1.0
+    # A step faster than the exchange shows that this takes less time than assumed.
+    return max(_LEAST_SHARE, (together_s - exchange_s) / (1 - _BACKWARD) / together_s)
+
+
+def _units_per_step(config: Config) -> float:
+    assert config.log_batch is not None
+    return math.exp(config.log_batch) * (config.sequence or 1.0 if config.unit == "tokens" else 1.0)
+
+
+def _exchange_s(config: Config) -> float:
+    assert config.gpu is not None and config.params is not None
+    sent_bytes = 2 * (config.num_gpus - 1) / config.num_gpus * 4 * config.params
+    return sent_bytes / _PCIE_BYTES_PER_S.get(config.gpu.generation, _USUAL_PCIE_BYTES_PER_S)
 
 
 def _below(mean: float, half: float, ceiling: float) -> tuple[float, float, float]:

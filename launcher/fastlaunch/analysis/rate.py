@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.analysis.anchors import MOST_OF_PEAK, Anchor, Config, config_of
+from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE
 from fastlaunch.analysis.pooling import BARE_STEP
@@ -76,7 +76,7 @@ class Rate:
     evidence: Evidence
     row: Row | None = None  # its runs, or the figure; None if it is predicted
     origin: Origin | None = None  # of the row
-    prediction_class: str | None = None  # of `predict.CLASSES`
+    prediction_class: str | None = None  # of `anchors.CLASSES`
     num_rows: int = 0  # of the recipe, behind a prediction
     num_other_rows: int = 0  # of the workload's other recipes
     assumption: str | None = None
@@ -90,10 +90,8 @@ class Rate:
 
     @property
     def rank(self) -> int:
-        """Return a number that is lower the better the rate is known."""
-        if self.evidence.is_measured:
-            return 0
-        return 1 + "ABCD".find((self.prediction_class or "A")[0]) + (self.prediction_class == "B0")
+        """Return a number that is lower the better the rate is known; a published figure's is class A's."""
+        return 0 if self.evidence.is_measured else 1 + CLASSES.index(self.prediction_class or "A")
 
     @property
     def measured_on(self) -> str | None:
@@ -532,37 +530,30 @@ class Finder:
         limits = [query.micro_batch / _MIN_STEP_S] if query.micro_batch else []
         flops, here = self._subject.flops_per_sample, self._catalogue.accelerators[query.instance.accelerator]
         if flops and here.peak_tflops:
-            limits.append(_peak_flops(here, query.precision) / flops)
-            rooflines = [
-                1 / (flops / _peak_flops(here, query.precision) + rest_s * _slower(here, there))
-                for there, rest_s in self._rests(query.undivided, query.precision)
-            ]
+            products_s = flops / peak_flops(here, query.precision)
+            limits.append(1 / products_s)
+            fastest = self._fastest.get(query.undivided, {})
             # What it did itself, with other GPUs or another batch, is no limit.
-            if rooflines and here.name not in self._fastest(query.undivided):
-                limits.append(max(rooflines))
+            if fastest and here.name not in fastest:
+                gpus = [(self._catalogue.accelerators[name], rate) for name, rate in fastest.items()]
+                limits.append(
+                    max(
+                        1 / (products_s + _slower(here, there) * max(0.0, rest_s))
+                        for there, rate in gpus
+                        for rest_s in [1 / rate - flops / peak_flops(there, query.precision)]
+                    )
+                )
         return min(limits, default=math.inf)
 
-    def _fastest(self, recipe: str) -> dict[str, float]:
-        """Return by accelerator the most samples/s of one GPU that was measured with the recipe."""
-        fastest: dict[str, float] = {}
-        for (gpu, label, _, _, num_gpus), rows in self._rows.items():
-            for _, row in rows if label == recipe else ():
+    @functools.cached_property
+    def _fastest(self) -> dict[str, dict[str, float]]:
+        """The most samples/s that one GPU was measured at, by recipe and accelerator."""
+        fastest: dict[str, dict[str, float]] = defaultdict(dict)
+        for (gpu, recipe, _, _, num_gpus), rows in self._rows.items():
+            for _, row in rows if self._catalogue.accelerators[gpu].peak_tflops else ():
                 if row.setup.kind != "published" and (rate := row.speed.samples_per_s):
-                    fastest[gpu] = max(fastest.get(gpu, 0.0), rate.value / num_gpus)
+                    fastest[recipe][gpu] = max(fastest[recipe].get(gpu, 0.0), rate.value / num_gpus)
         return fastest
-
-    def _rests(self, recipe: str, precision: str) -> list[tuple[Accelerator, float]]:
-        """Return for each GPU the seconds a sample without matrix products, in its fastest run."""
-        flops = self._subject.flops_per_sample
-        assert flops is not None
-        accelerators = [
-            (self._catalogue.accelerators[gpu], rate) for gpu, rate in self._fastest(recipe).items()
-        ]
-        return [
-            (gpu, max(0.0, 1 / rate - flops / _peak_flops(gpu, precision)))
-            for gpu, rate in accelerators
-            if gpu.peak_tflops
-        ]
 
     def _limit(self, query: Query) -> float:
         """Return an upper bound in samples/s of all nodes, from their GPUs and the network."""
@@ -629,9 +620,10 @@ def _predictions(
     return Predictor(anchors).predict(configs, log_ceilings)
 
 
-def _peak_flops(accelerator: Accelerator, precision: str) -> float:
-    """Return the most FLOP/s that a training's matrix products reach in the format."""
-    peaks = accelerator.peak_tflops
+def peak_flops(accelerator: Accelerator, precision: str) -> float:
+    """Return the most FLOP/s that matrix products reach in the format, or the fastest one if unknown."""
+    known = identify(name_of(accelerator))
+    peaks = {**(known.peak_tflops if known else {}), **accelerator.peak_tflops}
     return MOST_OF_PEAK * 1e12 * (peaks.get(precision) or max(peaks.values()))
 
 

@@ -137,7 +137,7 @@ class Recommendation:
     limits: Limits
     pick: Choice | None
     runner_up: Choice | None  # the next cheapest with another instance type, recipe or purchase option
-    rival: "Rival | None"  # on another instance type, which may be cheaper than the pick
+    rival: Rival | None  # on another instance type, which may be cheaper than the pick
     cheapest_measured: Choice | None  # within the limits
     break_even: BreakEven | None
     front: tuple[Choice, ...]  # no other choice is both cheaper and faster; the cheapest first
@@ -358,8 +358,9 @@ def _best_known(within: Ids, choices: Choices) -> int:
     A choice cannot be the cheapest if the whole range of another lies below its own.
     """
     may_be = within[choices.usd[1][within] <= choices.usd[2][within].min()]
-    rates = [configuration.rate for configuration in choices.configurations]
-    return int(min(may_be, key=lambda id: rates[choices.configuration_ids[id]].rank))
+    return int(
+        min(may_be, key=lambda id: choices.configurations[int(choices.configuration_ids[id])].rate.rank)
+    )
 
 
 def _rival(pick: Choice, others: Ids, choices: Choices) -> Rival | None:
