@@ -15,6 +15,7 @@ from fastlaunch_train.steppers.deepspeed_engine import (
     check_overlap,
     check_recipe,
     engine_config,
+    without_stale_locks,
 )
 
 STEPS = 6
@@ -110,3 +111,17 @@ def test_gradients_are_not_overlapped_where_that_corrupts_them() -> None:
     assert (
         engine_config(apart, world_size=2, max_grad_norm=None)["zero_optimization"]["overlap_comm"] is False
     )
+
+
+def test_locks_of_killed_compilers_are_removed_and_those_of_the_living_kept(tmp_path: Path) -> None:
+    locks = [tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock", tmp_path / "utils" / "lock"]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    with without_stale_locks(tmp_path):
+        assert not any(lock.exists() for lock in locks)
+        locks[0].touch()
+        with without_stale_locks(tmp_path):
+            assert locks[0].exists()
+    with without_stale_locks(tmp_path / "absent"):
+        pass

@@ -1,11 +1,14 @@
 """Steps by DeepSpeed: ZeRO-1 shards the optimizer's state over the ranks, ZeRO-2 also the gradients."""
 
+import contextlib
+import fcntl
 import functools
 import importlib.metadata
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -164,12 +167,13 @@ def initialize(
             handler.setStream(sys.stderr)
     log.info("starting DeepSpeed; on a new machine it first compiles for minutes")
     try:
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            config=dict(config),
-            dist_init_required=False,
-        )
+        with without_stale_locks(_extensions_folder()):
+            engine, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=optimizer,
+                config=dict(config),
+                dist_init_required=False,
+            )
     except ValueError as error:
         if "not supported on your device" not in str(error):
             raise
@@ -178,6 +182,38 @@ def initialize(
             "add --set precision=bf16, or --set precision=fp32",
         ) from error
     return engine
+
+
+def _extensions_folder() -> Path:
+    """Return the folder in which torch compiles extensions: one folder each, at most two levels down."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+
+
+@contextlib.contextmanager
+def without_stale_locks(folder: Path) -> Iterator[None]:
+    """Remove the locks of dead processes from the extensions in `folder`, then compile there in the context.
+
+    torch locks an extension by a file `lock`, which stays when its process is killed while it compiles, and
+    others wait for it for ever (`torch.utils.file_baton`, torch 2.13). A lock of the kernel's ends with
+    its process: whoever holds this one alone knows that no other training compiles here.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            for stale in (*folder.glob("*/lock"), *folder.glob("*/*/lock")):
+                log.info("removing %s, left by a process that was killed while it compiled", stale)
+                stale.unlink(missing_ok=True)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def engine_config(recipe: Recipe, world_size: int, max_grad_norm: float | None) -> dict[str, Any]:
