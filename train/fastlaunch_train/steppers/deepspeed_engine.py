@@ -196,7 +196,7 @@ def without_stale_locks(folder: Path) -> Iterator[None]:
     """Remove the locks of dead processes from the extensions in `folder`, then compile there in the context.
 
     torch locks an extension by a file `lock`, which stays when its process is killed while it compiles, and
-    others wait for it for ever (`torch.utils.file_baton`, torch 2.13). A lock of the kernel's ends with
+    others wait for it for ever (torch.utils.file_baton of torch 2.13). A lock of the kernel's ends with
     its process: whoever holds this one alone knows that no other training compiles here.
     """
     folder.mkdir(parents=True, exist_ok=True)
