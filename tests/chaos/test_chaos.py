@@ -61,7 +61,7 @@ def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, kind: str, step
 def test_nothing_leaks_from_the_launch_itself(trial: Trial, kind: str, hidden: int, after: bool) -> None:
     trial.faults, trial.fates = Faults(hidden=hidden), ("hangs",)
     # Typed at once, while AWS may not show what was started yet: the ledger must not call it ended.
-    trial.next_typed = (("status",), ("reap", "--yes"), ("collect",), ("status",))
+    trial.next_typed = (("status",), ("reap", "--yes"), ("status",))
     launch = Moment(n=1, action=launch_of(kind), after=after)
     assert not trial.run(Death(moment=launch, after_s=20.0)), trial.story()
     assert trial.told[1] == "[-9]", trial.story()
@@ -71,7 +71,7 @@ def test_nothing_leaks_from_the_launch_itself(trial: Trial, kind: str, hidden: i
 @pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
 def test_what_is_not_shown_is_neither_lost_nor_ended(trial: Trial, kind: str, view: View) -> None:
     trial.faults, trial.fates, trial.view = Faults(), ("hangs",), view
-    trial.next_typed = (("status",), ("status",), ("reap", "--yes"), ("collect",), ("status",))
+    trial.next_typed = (("status",), ("status",), ("reap", "--yes"), ("status",))
     look = "DescribeTrainingJob" if kind == "job" else "DescribeInstances"
     assert not trial.run(Death(moment=Moment(n=6, action=look, after=True), after_s=20.0)), trial.story()
     assert trial.num_launched == num_nodes_of(kind), trial.story()

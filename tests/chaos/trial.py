@@ -33,7 +33,7 @@ LATER_S = 5 * 3600.0
 #: Between two looks that both count, where AWS shows nothing.
 _APART_S = 360.0
 #: Commands that only look at AWS, or end what they see.
-_LOOKS = ("status", "watch", "reap", "cancel", "collect")
+_LOOKS = ("status", "watch", "reap", "cancel")
 #: So often, hours apart, somebody comes back to runs that go on when they are looked at.
 _NUM_RETURNS = 6
 
@@ -319,7 +319,7 @@ class Trial:
                 ("reap", "--yes"),
                 ("cancel", run_id),
                 ("resume", run_id, "--yes"),
-                ("collect",),
+                ("status", run_id),
                 ("start", *SUBMISSIONS[self.kind]),
             ]
             if saves(self.kind):

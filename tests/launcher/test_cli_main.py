@@ -111,7 +111,7 @@ def test_a_closed_stdout_is_no_bug(
     ("typed", "command"),
     [
         *(("launch", "submit"), ("down", "cancel"), ("stop", "cancel"), ("ls", "runs"), ("queue", "status")),
-        ("pull", "collect"),
+        ("collect", "status"),
     ],
 )
 def test_another_tools_word_leads_to_the_command(

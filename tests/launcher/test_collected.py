@@ -19,7 +19,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints, doing, missing_of, occupancy, with_start
-from fastlaunch.lifecycle.describe import ceiling_usd, collected_to_dict
+from fastlaunch.lifecycle.describe import attempt_to_dict, ceiling_usd
 from fastlaunch.lifecycle.display import RecordTail
 from fastlaunch.lifecycle.follow import LiveRun, live_run
 
@@ -84,10 +84,6 @@ def live(home: Path, of: Run, *attempts: Attempt) -> LiveRun:
 
 def does(home: Path, of: Run, *attempts: Attempt) -> str:
     return doing(of, attempts, home, RecordTail(home / "runs" / of.id).read())
-
-
-def report(home: Path, of: Run, *attempts: Attempt) -> dict[str, Any]:
-    return collected_to_dict(of, attempts, home=home, now=NOW, discount=0.1, stored=None, refused={})
 
 
 def missing(home: Path, of: Run, *attempts: Attempt) -> str:
@@ -171,13 +167,10 @@ def test_everything_as_data(tmp_path: Path) -> None:
     say(tmp_path, "status", boot_s=40, pull_s=90, outcome="completed", runs=[])
     record(tmp_path)
     done = run(state=RunState.COMPLETED)
-    data = report(tmp_path, done, ended())
-    assert (data["num_ranks"], len(data["records"]), data["cost_usd"]) == (2, 2, 24.0)
-    assert data["image"] == "registry/pytorch@sha256:00"
-    (own,) = data["attempts"]
+    own = attempt_to_dict(done, ended(), home=tmp_path, now=NOW)
     assert (own["lifecycle"], own["pull_s"], own["instance_id"]) == ("spot", 90, "i-1")
-    assert own["billed_seconds"] == 1800.0
-    json.dumps(data)
+    assert (own["billed_seconds"], own["cost_usd"]) == (1800.0, 24.0)
+    json.dumps(own)
     assert live(tmp_path, done, ended()).to_dict(home=tmp_path, now=NOW)["doing"] is None
     under_way = live(tmp_path, run(), attempt()).to_dict(home=tmp_path, now=NOW)
     assert under_way["doing"] == "starting"
@@ -260,19 +253,6 @@ def test_seconds_that_are_not_billed_are_nobodys(tmp_path: Path) -> None:
     first, second = (occupancy(run(one), over, tmp_path) for one in (FIRST, SECOND))
     assert (first.own_s, second.own_s) == (pytest.approx(150), pytest.approx(90))
     assert first.shared_s == second.shared_s == pytest.approx(60)
-
-
-def test_logs_of_every_node_tracebacks_and_outputs_are_found(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / FIRST
-    folder.mkdir(parents=True)
-    names = ["node-a1.log", "node-1-a1.log", "traceback-rank-00003-attempt-1.txt"]
-    for name in names:
-        (folder / name).touch()
-    for name in ("output", "output-node-1"):
-        (folder / name).mkdir()
-    data = report(tmp_path, run(state=RunState.FAILED), both(ended_at=NOW.isoformat()))
-    assert data["outputs"] == [str(folder / "output"), str(folder / "output-node-1")]
-    assert [Path(path).name for path in (*data["node_logs"], *data["tracebacks"])] == names
 
 
 def trained(**changes: Any) -> Attempt:

@@ -413,4 +413,4 @@ def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     with pytest.raises(UserError, match="cannot be written") as raised:
         sync(Bucket(**segments(b"abc", [], RECORD)), tmp_path)
-    assert "fastlaunch collect" in (raised.value.hint or "")
+    assert "fastlaunch status RUN" in (raised.value.hint or "")

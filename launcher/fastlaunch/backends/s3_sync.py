@@ -44,7 +44,7 @@ from fastlaunch_train.node.protocol import (
 _NODE = re.compile(r"node-(\d+)")
 _TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
-_KEPT = "; what the runs uploaded stays in the bucket, and `fastlaunch collect` brings it"
+_KEPT = "; what the runs uploaded stays in the bucket, and `fastlaunch status RUN` brings it"
 #: A report of thousands of runs has fewer.
 MAX_REPORT_BYTES = 2**20
 #: Files of a run that have the same name in every attempt, and the file that keeps where each attempt starts.

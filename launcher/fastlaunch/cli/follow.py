@@ -43,6 +43,7 @@ _CHUNK_BYTES = 2**16
 @click.command(
     epilog=examples(
         ("what is under way, and what ended today", "fastlaunch status"),
+        ("bring home what is not here of runs that ended", "fastlaunch status state=completed"),
         ("for a script", "fastlaunch status k3f9 --output json"),
     ),
 )
@@ -50,25 +51,30 @@ _CHUNK_BYTES = 2**16
 @table_or_json_option
 @profile_option
 def status(runs: tuple[str, ...], output: str) -> int:
-    """Show where runs stand, after checking that it is still true.
+    """Show where runs stand, after checking that it is still true, and bring home their records and logs.
 
     RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way, those on
     AWS that ended within a day, and the last submission. A detached run on EC2 goes on from its last
     checkpoint, within its --max-hours, if EC2 took its spot machine or a GPU of it is faulty.
-    The exit code is 1 if a machine is over its time, or AWS does not show it.
+    The exit code is 1 if a machine is over its time, or AWS does not show it, and 3 if AWS refuses the files
+    of RUN.
     """
-    from fastlaunch.lifecycle.follow import Follower, current_runs, fetch_unfollowed, not_here
+    from fastlaunch.lifecycle.follow import Follower, current_runs, fetch_ended, fetch_unfollowed, not_here
 
     with open_reconciled() as (context, ledger):
         go_on(context, ledger)
         chosen = ledger.select(runs) if runs else current_runs(ledger, since=context.now() - _LATELY)
         with activity("fetching what runs have uploaded"):
             refused = fetch_unfollowed(context, ledger, chosen)
+            if runs:
+                refused |= fetch_ended(context, ledger, chosen)
+                chosen = [ledger.get(run.id) for run in chosen]
         for problem in not_here(refused):
             report_line(as_warning(problem))
         view = Follower(world=context, ledger=ledger, choose=lambda: chosen).read()
     alarmed = sorted({str(live.attempts[-1].region) for live in view.runs if live.alarm})
-    code = EXIT_JOB_FAILED if alarmed else EXIT_DONE
+    codes = [error.exit_code for error in refused.values()] if runs else []
+    code = EXIT_JOB_FAILED if alarmed else max(codes, default=EXIT_DONE)
     if output == "json":
         home = context.settings.home
         click.echo(

@@ -10,14 +10,12 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, CloudBackend
 from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.data import to_data
-from fastlaunch.core.errors import UserError
-from fastlaunch.core.log_file import LOG
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import Checkpoints, last_word, missing_of, occupancy, ranks_of_last
+from fastlaunch.lifecycle.collect import last_word, missing_of, occupancy
 from fastlaunch.measure.summary import StepProfile, Timing
 from fastlaunch_train.records.records import STEP_PARTS, Check, Eval
 
@@ -93,47 +91,10 @@ def all_to_dict(ledger: Ledger, run: Run, *, home: Path, now: datetime) -> dict[
             for event in ledger.history(run.id)
         ],
         "attempts": [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts],
+        "missing": missing_of(run, attempts, home) if run.backend in CLOUD_BACKENDS else [],
         "price": run.price.to_json() if run.price else None,
         "spec": run.spec,
         "plan": run.plan,
-    }
-
-
-def collected_to_dict(
-    run: Run,
-    attempts: Sequence[Attempt],
-    *,
-    home: Path,
-    now: datetime,
-    discount: float,
-    stored: Checkpoints | None,
-    refused: Mapping[str, UserError],
-) -> dict[str, Any]:
-    """Return the local files of a run on AWS, its cost, and what is missing and why.
-
-    discount: the fraction of the list price that is not paid. refused: by token, why an output could not
-    be fetched.
-    """
-    folder, records = s3_sync.run_folder(home, run.id), s3_sync.record_paths(home, run.id)
-    nodes = ((attempt.token, node) for attempt in attempts for node in range(attempt.num_nodes))
-    node_logs = [s3_sync.node_log_path(home, *token_and_node) for token_and_node in nodes]
-    as_data = [attempt_to_dict(run, attempt, home=home, now=now) for attempt in attempts]
-    costs = [attempt["cost_usd"] for attempt in as_data]
-    return {
-        **run_to_dict(run),
-        "records": [str(path) for path in records],
-        "num_ranks": len(ranks_of_last(records)),
-        "log": str(folder / LOG) if (folder / LOG).is_file() else None,
-        "node_logs": [str(path) for path in node_logs if path.is_file()],
-        "tracebacks": [str(path) for path in sorted(folder.glob("traceback-rank-*.txt"))],
-        "outputs": [str(path) for path in sorted(folder.glob("output*")) if path.is_dir()],
-        "checkpoints": vars(stored) if stored else None,
-        "image": (run.spec or {}).get("image"),
-        "list_price": run.price.to_json() if run.price else None,
-        "discount": discount,
-        "attempts": as_data,
-        "cost_usd": None if None in costs else round(sum(costs), 4),
-        "missing": [*missing_of(run, attempts, home), *(error.message for error in refused.values())],
     }
 
 

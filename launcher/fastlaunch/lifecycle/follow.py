@@ -19,7 +19,7 @@ from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import Cost, cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.collect import doing, has_record
+from fastlaunch.lifecycle.collect import doing, has_record, summary_of
 from fastlaunch.lifecycle.deadline_schedule import needs_timer
 from fastlaunch.lifecycle.describe import attempt_to_dict, ceiling_usd, run_to_dict
 from fastlaunch.lifecycle.display import Progress, RecordTail, describe
@@ -450,6 +450,19 @@ def fetch_unfollowed(world: "World", ledger: Ledger, runs: Sequence[Run]) -> dic
             if attempt.handle and not attempt.ended_at and not ledger.launcher_lives(run):
                 attempts[attempt.token] = attempt
     return fetch_output(world, attempts.values())
+
+
+def fetch_ended(world: "World", ledger: Ledger, runs: Iterable[Run]) -> dict[str, UserError]:
+    """Download what is not here of ended runs on AWS, and summarize them anew; return the errors."""
+    home = world.settings.home
+    ended = [run for run in runs if run.backend in CLOUD_BACKENDS and run.state.is_final]
+    attempts = {attempt.token: attempt for run in ended for attempt in ledger.attempts_of(run.id)}
+    refused = fetch_output(world, attempts.values())
+    for run in ended:
+        summary = summary_of(run, ledger.attempts_of(run.id), home)
+        if summary is not None and summary != run.summary:
+            ledger.set_summary(run.id, summary)
+    return refused
 
 
 def not_here(refused: Mapping[str, UserError]) -> list[str]:
