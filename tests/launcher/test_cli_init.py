@@ -130,7 +130,7 @@ def test_of_several_vpcs_one_has_to_be_named(account: MotoServer, capsys: pytest
     assert init("--yes", "--vpc", prod) == 2
     (subnet,) = (one.id for one in AWS.subnets_of(REGION, prod))
     assert f"--subnet {subnet}" in capsys.readouterr().err
-    assert init("--yes", "--vpc", prod, "--subnet", subnet, "--budget", "3.5", "--bucket", "acme-runs") == 0
+    assert init("--yes", "--vpc", prod, "--subnet", subnet, "--max-cost", "3.5", "--bucket", "acme-runs") == 0
     settings = load_settings()
     assert dict(settings.aws[REGION].subnets) == {f"{REGION}a": subnet} and settings.max_cost == 3.5
     assert settings.aws[REGION].bucket == "acme-runs"

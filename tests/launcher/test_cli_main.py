@@ -12,6 +12,7 @@ import pytest
 
 from fastlaunch.cli.main import COMMANDS, LazyGroup, fastlaunch, run
 from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.jobs.options import options_of
 
 #: Heavy, or of no use to someone who only asks for help.
 NOT_FOR_HELP = {
@@ -193,3 +194,32 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "ours"),
+    [
+        ("submit --spot", "--purchase spot"),
+        ("submit --nodes 2", "--num-nodes N"),
+        ("init --budget 3", "--max-cost USD"),
+        ("compare --json", "--output json"),
+    ],
+)
+def test_another_tools_option_leads_to_ours(capsys: pytest.CaptureFixture[str], argv: str, ours: str) -> None:
+    assert run(argv.split()) == 2
+    assert f"Did you mean '{ours}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["submit", "sweep"])
+def test_help_lists_the_usual_options_and_help_all_every_one(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(["help", command]) == 0
+    usual = capsys.readouterr().out
+    assert run([command, "--help-all"]) == 0
+    every = capsys.readouterr().out
+    flags = {option.flag for option in options_of(command).values()}
+    assert {flag for flag in flags if f"  {flag} " in every} == flags
+    assert {flag for flag in flags if f"  {flag} " in usual} == {
+        option.flag for option in options_of(command).values() if option.is_usual
+    }

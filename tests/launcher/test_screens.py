@@ -46,6 +46,7 @@ COMMANDS = {
     "dry-run-places": f"submit {PLACES} --recipe bf16,te-fp8 --repeats 2 --no-account-timer --dry-run",
     "dry-run-nodes": "submit --instance p5.48xlarge --num-nodes 4 --dry-run",
     "dry-run-sagemaker": "submit --instance ml.p5.48xlarge,ml.p4d.24xlarge --dry-run",
+    "help": "--help",
     "submit-help": "submit --help",
     "sweep": "sweep --instance p4d.24xlarge,p5.48xlarge,g6e.12xlarge --recipe bf16,te-fp8 --until-best"
     " --max-cost 200 --dry-run",
@@ -65,7 +66,7 @@ UP_TO_120 = (
 )
 MAX_LINES = 40
 #: Details that were asked for.
-LONG = ("compare-all", "recipes", "submit-help", "runs-show")
+LONG = ("compare-all", "recipes", "help", "submit-help", "runs-show")
 #: Which decides how old prices are.
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 

@@ -419,7 +419,7 @@ def test_the_first_hour_of_an_account(
         return cli(list(argv), context)
 
     # The scene looks into its own bucket.
-    assert typed("init", "--bucket", BUCKET, "--import-existing", "--budget", "1", "--yes") == 0
+    assert typed("init", "--bucket", BUCKET, "--import-existing", "--max-cost", "1", "--yes") == 0
     assert typed("doctor", "--instance", "g6.xlarge") == 0, capsys.readouterr()
     small = ("--workload", "vit-tiny", "--batch-size", "4", "--steps", "20", "--recipe", "fp32,bf16", "--yes")
     submit = ("submit", "--instance", "g6.xlarge", *small)

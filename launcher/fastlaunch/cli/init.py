@@ -15,7 +15,7 @@ from fastlaunch.core.errors import EXIT_DONE
         ("asking for everything", "fastlaunch init"),
         (
             "without a question",
-            "fastlaunch init --region us-east-1 --bucket acme-training --budget 25 --yes",
+            "fastlaunch init --region us-east-1 --bucket acme-training --max-cost 25 --yes",
         ),
     ),
 )
@@ -36,11 +36,11 @@ from fastlaunch.core.errors import EXIT_DONE
     help="Subnet of the machines; may be repeated, one per zone.  [default: one in each zone]",
 )
 @click.option(
-    "--budget",
+    "--max-cost",
     "budget_usd",
     type=USD,
     metavar="USD",
-    help="The most that a submission may cost, unless --max-cost says otherwise.  [default: 25]",
+    help="The most that a submission may cost; the config file keeps it.  [default: 25]",
 )
 @click.option(
     "--stack-name", default="fastlaunch", show_default=True, metavar="NAME", help="Name of the stack."

@@ -14,32 +14,43 @@ from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
 from fastlaunch.core.terminal import plain_output, printable_message
 
-#: command -> (module under fastlaunch.cli, one line of help).
-COMMANDS = {
-    "init": ("init", "Make an AWS account ready for jobs, and write the config file; asks first."),
-    "submit": ("submit", "Train a workload with a recipe: here, or on AWS."),
-    "sweep": ("sweep", "Measure recipes on several instance types, within one budget."),
-    "doctor": ("doctor", "Check what a job on AWS needs: login, quota, image, network, bucket, price."),
-    "compare": ("compare", "Compare what a dollar bought: runs side by side, with intervals and verdicts."),
-    "recommend": ("recommend", "Recommend an instance, a recipe and how to buy, by cost, time and evidence."),
-    "report": ("report", "Write a report to send round: a page with charts, a picture, Markdown, CSV, JSON."),
-    "runs": ("runs", "List, show, import, export, share and remove runs."),
-    "status": ("follow", "Show where runs stand, after checking that it is still true."),
-    "watch": ("watch", "Watch runs live: steps, loss, GPU use, cost, time left, what they wait for."),
-    "logs": ("follow", "Show what a run printed; -f follows it."),
-    "cancel": ("follow", "Stop a run and keep what it recorded."),
-    "resume": ("submit", "Resume an interrupted run from its last checkpoint."),
-    "reap": ("reap", "End instances, jobs and schedules that nobody stops, found by their tags."),
-    "iam": ("iam", "Print what an account must allow: IAM policies, or a template that makes all."),
-    "build": ("build", "Build an image with the training code in it; --push it to ECR."),
-    "recipes": ("catalogue", "List the recipes: how a workload can be trained."),
-    "workloads": ("catalogue", "List the workloads: what can be trained."),
-    "experiments": ("catalogue", "List the published experiments: sets of runs to repeat."),
-    "estimate": ("estimate", "Estimate what a training will take and cost, before anything runs."),
-    "predict": ("predict", "Predict the throughput of runs that nobody made, from published runs."),
-    "prices": ("prices", "Show what instances cost, with dates and sources; update the prices."),
-    "demo": ("demo", "Compare a published experiment and shipped measurements, in a second."),
+#: heading -> command -> (module under fastlaunch.cli, one line of help).
+GROUPS = {
+    "Start": {
+        "demo": ("demo", "Compare a published experiment with ours, in a second."),
+        "workloads": ("catalogue", "List the workloads: what can be trained."),
+        "recipes": ("catalogue", "List the recipes: how a workload can be trained."),
+        "experiments": ("catalogue", "List the published experiments: sets of runs to repeat."),
+    },
+    "Run": {
+        "submit": ("submit", "Train a workload, or a script of your own: here, or on AWS."),
+        "sweep": ("sweep", "Measure recipes on several instance types, within one budget."),
+        "status": ("follow", "Show where runs stand, and bring home their records and logs."),
+        "watch": ("watch", "Watch runs live: steps, loss, GPU use, cost, time left."),
+        "logs": ("follow", "Show what a run printed; -f follows it."),
+        "cancel": ("follow", "Stop a run and keep what it recorded."),
+        "resume": ("submit", "Resume an interrupted run from its last checkpoint."),
+    },
+    "Decide": {
+        "compare": ("compare", "Compare what a dollar bought: runs side by side, with verdicts."),
+        "recommend": ("recommend", "Recommend an instance, a recipe and how to buy."),
+        "estimate": ("estimate", "Estimate what a training will take and cost."),
+        "predict": ("predict", "Predict throughput that nobody measured, from published runs."),
+        "prices": ("prices", "Show what instances cost, with dates and sources; update them."),
+    },
+    "Share": {
+        "report": ("report", "Write a report to send round: a page, a picture, Markdown, CSV."),
+        "runs": ("runs", "List, show, import, export, share and remove runs."),
+    },
+    "Account": {
+        "init": ("init", "Make an AWS account ready for jobs, and write the config file."),
+        "doctor": ("doctor", "Check what a job on AWS needs: login, quota, image, network."),
+        "iam": ("iam", "Print what an account must allow: policies, or a template."),
+        "build": ("build", "Build an image with the training code in it; --push it to ECR."),
+        "reap": ("reap", "End instances, jobs and schedules that nobody stops."),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 #: Names in other tools -> our command.
 SYNONYMS = {
     **dict.fromkeys(("launch", "run", "train", "start", "up"), "submit"),
@@ -60,6 +71,21 @@ SYNONYMS = {
     **dict.fromkeys(("forecast", "extrapolate"), "predict"),
     **dict.fromkeys(("optimize", "choose", "advise", "pick"), "recommend"),
 }
+#: Options of other tools, and those that ours had -> what to type.
+OPTION_SYNONYMS = {
+    "--spot": "--purchase spot",
+    "--use-spot": "--purchase spot",
+    **dict.fromkeys(("--nodes", "--nnodes", "--instance-count"), "--num-nodes N"),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--nproc-per-node", "--nproc_per_node"), "--nproc N"),
+    **dict.fromkeys(("--budget", "--max-budget", "--max-price-usd"), "--max-cost USD"),
+    **dict.fromkeys(("--instance-type", "--type", "--machine"), "--instance TYPE"),
+    **dict.fromkeys(("--timeout", "--time-limit", "--max-runtime", "--hours"), "--max-hours H"),
+    **dict.fromkeys(("--bs", "--batch"), "--batch-size N"),
+    "--json": "--output json",
+    "--dryrun": "--dry-run",
+    "--async": "--detach",
+    "--zone": "--subnet ZONE=ID",
+}
 
 
 class LazyGroup(click.Group):
@@ -77,8 +103,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for heading, group in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -94,8 +122,6 @@ class LazyGroup(click.Group):
     epilog=examples(
         ("a result, in a second", "fastlaunch demo"),
         ("measure three recipes on this machine", "fastlaunch submit --local --recipe fp32,bf16,compile"),
-        ("what a dollar bought", "fastlaunch compare"),
-        ("make an AWS account ready, step by step", "fastlaunch init"),
         ("what a job on AWS would do and cost at most", "fastlaunch submit --instance p5.48xlarge --dry-run"),
     ),
 )
@@ -110,7 +136,7 @@ def main() -> NoReturn:
 
 
 def run(argv: list[str], obj: object = None) -> int:
-    """Return the exit code of the command line `argv`; errors are printed on stderr.
+    """Return the exit code of the command line `argv`; errors are printed on stderr. `help` is `--help`.
 
     obj: the `World` that the commands act on; by default they make one, see `fastlaunch.cli.context`.
     """
@@ -123,6 +149,8 @@ def run(argv: list[str], obj: object = None) -> int:
 
 def _run(argv: list[str], obj: object) -> int:
     try:
+        if argv[:1] == ["help"]:
+            argv = [*argv[1:], "--help"]
         # `fastlaunch.main` would treat a closed pipe as a failure and an EOFError as Ctrl-C.
         with fastlaunch.make_context("fastlaunch", list(argv), obj=obj) as context:
             result = fastlaunch.invoke(context)
@@ -135,6 +163,11 @@ def _run(argv: list[str], obj: object) -> int:
             click.echo(f"  {printable_message(error.hint)}", err=True)
         return error.exit_code
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.ctx:
+            ours = OPTION_SYNONYMS.get(error.option_name, "")
+            known = {name for param in error.ctx.command.get_params(error.ctx) for name in param.opts}
+            if ours.partition(" ")[0] in known:
+                error = click.NoSuchOption(error.option_name, possibilities=[ours], ctx=error.ctx)
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):

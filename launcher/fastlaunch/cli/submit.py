@@ -65,12 +65,6 @@ from fastlaunch.lifecycle.announcement import (
             "two variants of a script of your own",
             "fastlaunch submit --local -L amp=fp32,bf16 -- python train.py --amp {amp}",
         ),
-        ("two nodes on SageMaker", "fastlaunch submit --instance ml.p5.48xlarge --num-nodes 2 --dry-run"),
-        (
-            "rehearse a job for AWS on this machine",
-            "fastlaunch submit --local --instance p5.48xlarge --recipe te-fp8",
-        ),
-        ("repeat a published experiment", "fastlaunch submit --local --experiment fusion --repeats 5"),
         ("options from a file", "fastlaunch submit job.yaml --dry-run"),
     ),
 )

@@ -15,8 +15,8 @@ _HEADINGS_OF_CALLS = {"profile": WHERE, "dry_run": SPEND, "show": SPEND, "yes": 
 _WRITE_DASHES = "before the command of a script of your own write --"
 #: Keys of click's context for a job file's command until the options are parsed, and for the typed words.
 _COMMAND_OF_FILE, _TYPED = "fastlaunch.command", "fastlaunch.typed"
-#: Set by `--profile` without a name.
-_PROFILES = "fastlaunch.step_profile"
+#: Set by `--profile` without a name, and by `--help-all`.
+_PROFILES, _HELP_ALL = "fastlaunch.step_profile", "fastlaunch.help_all"
 
 
 def _use_job_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -80,8 +80,29 @@ training_profile_option = click.option(
 )
 
 
+def _print_all_help(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class GroupedCommand(click.Command):
-    """A command whose `--help` lists its options under headings; what follows `--` is its `command`."""
+    """A command with many options; what follows `--` is its `command`.
+
+    `--help` lists the options that most people use, `--help-all` all of them under headings.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_all_help,
+            help="Show all options and exit.",
+        )
+        return [*super().get_params(ctx), help_all]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options, command = args, None
@@ -109,6 +130,17 @@ class GroupedCommand(click.Command):
             for param in self.get_params(ctx)
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx))
         ]
+        if not ctx.meta.get(_HELP_ALL):
+            with formatter.section("Options"):
+                formatter.write_dl(
+                    [
+                        record
+                        for heading in HEADINGS
+                        for name, record in records
+                        if _heading_of(name) == heading and _is_usual(name)
+                    ]
+                )
+            return
         # Align the texts of all sections.
         width = max(len(usage) for _, (usage, _) in records)
         for heading in HEADINGS:
@@ -117,6 +149,11 @@ class GroupedCommand(click.Command):
             ]
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+def _is_usual(name: str | None) -> bool:
+    option = OPTIONS.get(str(name))
+    return option.is_usual if option else name in ("dry_run", "yes", "help", "help_all")
 
 
 def _heading_of(name: str | None) -> str:

@@ -76,6 +76,8 @@ class Option:
     elsewhere: str | None = None
     #: True for an option of scripts of the user's own alone, False for one of our workloads alone.
     for_script: bool | None = None
+    #: Whether `--help` lists it; `--help-all` lists all.
+    is_usual: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -200,10 +202,12 @@ class Options:
         "  [default: bf16]",
         repeated=True,
         commas=True,
+        is_usual=True,
     )
     workload: str | None = _train(
         "--workload NAME",
         "Train this workload; `fastlaunch workloads` lists them.",
+        is_usual=True,
     )
     workload_arguments: tuple[str, ...] = _train(
         "--set-workload KEY=VALUE",
@@ -221,6 +225,7 @@ class Options:
         "Train on this many samples per GPU and step; auto finds the most that fit all recipes, "
         "auto-each the most that fit each.",
         commands=_SUBMIT,
+        is_usual=True,
     )
     batch_sizes: tuple[int | str, ...] = _train(
         "--batch-size N|auto[,N]",
@@ -228,10 +233,12 @@ class Options:
         "with the least GPU memory, searched for first.",
         commas=True,
         commands=_SWEEP,
+        is_usual=True,
     )
     steps: int | None = _train(
         "--steps COUNT",
         "Take this many optimizer steps per run.  [default: 200, or the experiment's]",
+        is_usual=True,
     )
     epochs: int | None = _train(
         "--epochs COUNT",
@@ -247,6 +254,7 @@ class Options:
         "Run rounds until every recipe's verdict is settled; a settled one stops.",
         commands=_SUBMIT,
         for_script=None,
+        is_usual=True,
     )
     max_rounds: int | None = _train(
         "--max-rounds N",
@@ -302,6 +310,7 @@ class Options:
         pairs=True,
         join=join_list,
         for_script=True,
+        is_usual=True,
     )
     baseline: str | None = _script(
         "--baseline NAME=A", "Compare the variants with this one.  [default: the first]", for_script=True
@@ -336,7 +345,7 @@ class Options:
         elsewhere="name a folder that is here: FASTLAUNCH_INPUT_NAME=FOLDER fastlaunch submit --local ...",
     )
 
-    local: bool = _where("--local", "Train on this machine: short for --backend local.")
+    local: bool = _where("--local", "Train on this machine: short for --backend local.", is_usual=True)
     backend: str | None = _where(
         "--backend NAME",
         "Train on local, ec2 or sagemaker; --instance implies ec2, or sagemaker with ml. before it.",
@@ -348,6 +357,7 @@ class Options:
         "With --local: rehearse for it here.",
         commas=True,
         commands=_AND_DOCTOR,
+        is_usual=True,
     )
     regions: tuple[str, ...] = _where(
         "--region REGION[,REGION]",
@@ -371,6 +381,7 @@ class Options:
         "and leave out an instance type that cannot have it.",
         commands=_SWEEP,
         places=PLACES,
+        is_usual=True,
     )
     parallel: int | None = _spend(
         "--parallel K",
@@ -381,12 +392,14 @@ class Options:
         "--max-cost USD",
         "Refuse a submission that may cost more.  [default: `max_cost` of the config file]",
         commands=("submit", "sweep", "resume"),
+        is_usual=True,
     )
     max_minutes: int = _spend(
         "--max-hours H",
         "Turn the machine off after this long; 90min works too.  [default: 2]",
         write=lambda minutes: f"{minutes}min",
         default=120,
+        is_usual=True,
     )
     purchase: str = _spend(
         "--purchase OPTION",
@@ -394,6 +407,7 @@ class Options:
         "  [default: on-demand]",
         default="on-demand",
         commands=_AND_DOCTOR,
+        is_usual=True,
     )
     max_price_usd: float | None = _spend(
         "--max-price USD",
@@ -426,6 +440,7 @@ class Options:
         "--detach",
         "Return once it runs. Timers end what hangs or is forgotten.",
         commands=("submit", "resume"),
+        is_usual=True,
     )
     account_timer: bool = _spend(
         "--no-account-timer",
