@@ -167,7 +167,7 @@ def _run(argv: list[str], obj: object) -> int:
             ours = OPTION_SYNONYMS.get(error.option_name, "")
             known = {name for param in error.ctx.command.get_params(error.ctx) for name in param.opts}
             if ours.partition(" ")[0] in known:
-                error = click.NoSuchOption(error.option_name, possibilities=[ours], ctx=error.ctx)
+                error = click.UsageError(f"{error.message} Did you mean {ours!r}?", error.ctx)
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
