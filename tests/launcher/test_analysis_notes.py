@@ -154,3 +154,18 @@ def test_commit_and_power_limit_are_recorded(recorded: Any, watts: float | None,
     summary = summarize(read_all(write_run(tmp_path, steps=40, header={"machine": machine, "commit": OLD})))
     assert (summary.environment.power_limit_w, summary.environment.commit) == (watts, OLD)
     assert asdict(read_summary(to_data(summary)).environment) == asdict(summary.environment)
+
+
+# --- runs whose figures have a catch ---------------------------------------------------------------------
+
+
+def test_early_ends_and_late_compilation_matter_for_a_decision() -> None:
+    killed = changed(PLAIN, status="killed", ended="ended as killed", num_steps=40, seed=1)
+    late = changed(PLAIN, compiled_late=True, seed=2)
+    (row,) = compared(PLAIN, killed, changed(killed, num_steps=60, seed=3), late).rows
+    assert row.verdict.decisive == (
+        "2 of its 4 runs made 40 to 60 steps, which count, and ended as killed",
+        "1 of its 4 runs compiled within the measured steps, which are billed and count",
+    )
+    (row,) = compared(killed).rows
+    assert row.verdict.decisive == ("its run made 40 steps, which count, and ended as killed",)

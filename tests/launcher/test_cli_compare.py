@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from attempt_builders import run_with
 from fake_records import write_run
-from fake_summaries import PLAIN, changed
+from fake_summaries import CATALOGUE, PLAIN, TODAY, changed
 
+from fastlaunch.analysis.pricing import PriceRequest
+from fastlaunch.api.comparison import compared
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
@@ -205,6 +207,43 @@ def test_runs_that_cannot_be_used_are_named(capsys: pytest.CaptureFixture[str], 
     assert "(compile) is left out: ended as nan_loss: step 7" in warnings[0]
     assert warnings[-1] == "warning: and 2 more of these"
     answer(capsys, "recipe=compile", code=2)
+
+
+@pytest.mark.parametrize(
+    ("status", "counts"), [("completed", True), ("interrupted", True), (None, True), ("failed", False)]
+)
+def test_all_commands_agree_on_what_a_run_that_ended_early_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, status: str | None, counts: bool
+) -> None:
+    record(tmp_path, "bf16", 0.1, steps=60)
+    record(tmp_path, "compile", 0.1, steps=60, status=status)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    by_recipe = rows(capsys)
+    assert ("compile" in by_recipe) is counts
+    capsys.readouterr()
+    for argv in (["runs", "list"], ["status", "state=*"]):
+        assert run([*argv, "--output", "json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        (step_time_s,) = (
+            row["step_time_s"]
+            for row in (shown if isinstance(shown, list) else shown["runs"])
+            if row["recipe"] == "compile"
+        )
+        assert (step_time_s == pytest.approx(0.1)) if counts else step_time_s is None
+    # The plain screen says of a row whose run did not complete.
+    out, _ = answer(capsys)
+    assert ("made 60 steps, which count, and ended as" in out) is (counts and status != "completed")
+
+
+def test_a_run_that_is_under_way_is_not_said_to_have_measured_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    record(tmp_path, "bf16", 0.1, steps=60)
+    assert run(["runs", "import", str(tmp_path)]) == 0
+    with open_ledger(load_settings()) as ledger:
+        (done,) = ledger.select()
+    comparison = compared([done, run_with(recipe="fp32")], PriceRequest(today=TODAY), catalogue=CATALOGUE)
+    assert comparison.warnings[0] == "run-a (fp32) is left out: it is running and counts once it has ended"
 
 
 @pytest.mark.usefixtures("measured")

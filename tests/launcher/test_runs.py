@@ -305,7 +305,7 @@ def test_rows_imported_again_are_the_same_runs_and_join_the_newest_import(path: 
 
 
 def test_a_run_imported_before_its_end_is_brought_up_to_date(path: Path) -> None:
-    killed = changed(SUMMARY, status="killed", warnings=("ended as killed",), step_time_s=None)
+    killed = changed(SUMMARY, status="killed", ended="ended as killed", step_time_s=None)
     with Ledger(path) as ledger:
         submission = ledger.add_submission("x")
         for summary in (killed, SUMMARY, SUMMARY):

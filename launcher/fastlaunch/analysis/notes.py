@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
 
-from fastlaunch.analysis.convergence import listed
+from fastlaunch.analysis.convergence import COMPLETED, listed
 from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.pooling import (
     BARE_STEP,
@@ -314,7 +314,7 @@ def run_notes(group: Group) -> Iterator[str]:
         yield note
     if all(run.startup.compile_cached for run in summaries):
         yield "compiled from a cache: a first run takes longer to compile"
-    yield from uncounted(summaries)
+    yield from notes_on_figures(summaries)
     of_checks = {check.warning for run in summaries for check in run.quality.checks}
     for warning in summaries[0].warnings:
         # A warning of one run is shown with that run; failed checks have their own notes.
@@ -322,10 +322,28 @@ def run_notes(group: Group) -> Iterator[str]:
             yield Note(warning, NoteKind.RUNS)
 
 
-def uncounted(summaries: Sequence[RunSummary]) -> Iterator[Note]:
-    """Yield what the figures of some of a row's runs leave out."""
-    texts = dict.fromkeys(text for summary in summaries for text in summary.uncounted)
+def notes_on_figures(summaries: Sequence[RunSummary]) -> Iterator[Note]:
+    """Yield what the figures of some of a row's runs leave out, early ends, and late compilation."""
+    texts = [*dict.fromkeys(text for run in summaries for text in run.uncounted)]
+    by_end: dict[str, list[RunSummary]] = {}
+    for run in summaries:
+        if run.status != COMPLETED:
+            by_end.setdefault(run.ended or f"ended as {run.status}", []).append(run)
+    for ended, early in by_end.items():
+        fewest, most = (of(run.num_steps for run in early) for of in (min, max))
+        steps = counted(most, "step") if fewest == most else f"{fewest:,} to {most:,} steps"
+        texts.append(f"{_share(early, summaries)} made {steps}, which count, and {ended}")
+    if late := [run for run in summaries if run.timing.compiled_late]:
+        which = _share(late, summaries)
+        texts.append(f"{which} compiled within the measured steps, which are billed and count")
     yield from (Note(text, NoteKind.RUNS) for text in texts)
+
+
+def _share(some: Sequence[RunSummary], summaries: Sequence[RunSummary]) -> str:
+    """Return `its run`, `all its runs` or `2 of its 3 runs`."""
+    if len(some) < len(summaries):
+        return f"{len(some)} of its {len(summaries)} runs"
+    return "its run" if len(some) == 1 else "all its runs"
 
 
 def _power_limits(group: Group) -> list[str]:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
 from fastlaunch.analysis.looks import Looked, look_through
-from fastlaunch.analysis.notes import Note, NoteKind, difference_notes, run_notes, uncounted, version_notes
+from fastlaunch.analysis.notes import (
+    Note,
+    NoteKind,
+    difference_notes,
+    notes_on_figures,
+    run_notes,
+    version_notes,
+)
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE, Difference
 from fastlaunch.analysis.validity import Validity
@@ -166,7 +173,7 @@ def _judge(pair: _Pair) -> Verdict:
             *(why[:1] if kind != NO_INTERVAL else ()),
             *versions,
             *(method if kind != NO_INTERVAL else ()),
-            *uncounted(pair.row.group.summaries),
+            *notes_on_figures(pair.row.group.summaries),
         ),
         more_rounds=more,
     )
@@ -183,7 +190,7 @@ def _of_baseline(base: PricedGroup) -> Verdict:
         kind=NOT_RANKED if base.is_barred else BASELINE,
         reasons=_notes(*base.bars, *why, *run_notes(base.group), *_of_validity(base)),
         comparable_as=TRAINING,
-        decisive=tuple(uncounted(base.group.summaries)),
+        decisive=tuple(notes_on_figures(base.group.summaries)),
     )
 
 

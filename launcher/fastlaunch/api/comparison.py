@@ -242,16 +242,19 @@ def first_of(lines: Sequence[str]) -> list[str]:
 
 
 def _unmeasured(runs: "Sequence[Run]") -> list[str]:
-    """Return a line for each group of runs that measured nothing, since one interruption cancels many."""
+    """Return a line for each group of runs without a summary, since one interruption cancels many."""
     alike: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
         alike.setdefault((str(run.state), run.reason), []).append(run)
     lines = []
     for (state, reason), group in alike.items():
         recipes = ", ".join(dict.fromkeys(run.recipe for run in group))
+        has_ended = group[0].state.is_final
         if len(group) == 1:
-            text = f"{group[0].id} ({recipes}) is left out: it is {state} and has measured nothing"
+            what = "has measured nothing" if has_ended else "counts once it has ended"
+            text = f"{group[0].id} ({recipes}) is left out: it is {state} and {what}"
         else:
-            text = f"{len(group)} runs ({recipes}) are left out: they are {state} and have measured nothing"
+            what = "have measured nothing" if has_ended else "count once they have ended"
+            text = f"{len(group)} runs ({recipes}) are left out: they are {state} and {what}"
         lines.append(f"{text}: {reason}" if reason else text)
     return lines

@@ -279,7 +279,7 @@ def _after_status(runs: "Sequence[Run]") -> str:
     failed = [run for run in runs if run.state in (RunState.FAILED, RunState.LOST)]
     if failed:
         return f"fastlaunch logs {failed[0].id}"
-    if any(run.summary and run.summary.timing.step_time_s for run in runs):
+    if any(run.summary and run.summary.is_measured for run in runs):
         return "fastlaunch compare"
     return f"fastlaunch runs show {runs[0].id}" if runs else "fastlaunch submit --local"
 

@@ -116,20 +116,20 @@ def plain_table(
 
 
 def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
-    """Return a run's cells under RUN_HEADERS, with times only if `compare` uses them too.
+    """Return a run's cells under RUN_HEADERS, with times where they count.
 
     note: by default the reason for its state.
     """
     summary = run.summary
-    step_time = summary.timing.step_time_s if summary and _is_measured(run) else None
-    per_step = summary.timing.samples_per_step if summary and step_time else None
+    step_time_s = summary.step_time_s if summary else None
+    per_step = summary.timing.samples_per_step if summary and step_time_s else None
     whole_s = summary.figures.total_time_s if summary and not summary.timing.step_time_s else None
     return {
         "run": run.id,
         "recipe": run.recipe,
         "state": str(run.state),
-        "step_time": in_ms(step_time.value) if step_time else None,
-        "samples_per_s": rounded(per_step / step_time.value) if per_step and step_time else None,
+        "step_time": in_ms(step_time_s) if step_time_s else None,
+        "samples_per_s": rounded(per_step / step_time_s) if per_step and step_time_s else None,
         "note": note or run.reason or _problem(summary) or (whole_s and f"{rounded(whole_s)} s in all"),
     }
 
@@ -156,7 +156,7 @@ def answer_of(context: "World", runs: Sequence["Run"]) -> str | None:
 
 def runs_sentence(runs: Sequence["Run"], answer: str | None) -> str:
     """Return the answer of `compare` with what it leaves out, or else why no run has a step time."""
-    measured = [(run.recipe, run.summary) for run in runs if run.summary and _is_measured(run)]
+    measured = [(run.recipe, run.summary) for run in runs if run.summary and run.summary.is_measured]
     if not answer or not measured:
         at = _why_not(runs)
         why = "no run has ended" if at is None else runs[at].reason or _problem(runs[at].summary)
@@ -174,17 +174,6 @@ def _parts_of(recipe: str, profile: StepProfile) -> str:
     largest = sorted((name for name in shares if shares[name] >= 0.005), key=lambda name: -shares[name])
     named = ", ".join(f"{shares[name]:.0%} {name}" for name in largest)
     return f"A step of {recipe} is {named}, by its profile"
-
-
-def _is_measured(run: "Run") -> bool:
-    # A run that was stopped half-way has measurements up to there.
-    stood = run.state in (RunState.COMPLETED, RunState.INTERRUPTED)
-    return bool(stood and run.summary and _has_time(run.summary) and not run.summary.problems)
-
-
-def _has_time(summary: RunSummary) -> bool:
-    """Whether the summary has a step time, or the wall time of a script without steps."""
-    return summary.timing.step_time_s is not None or summary.figures.total_time_s is not None
 
 
 def _problem(summary: RunSummary | None) -> str | None:
@@ -221,7 +210,10 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         click.echo(json.dumps(document, indent=2))
     else:
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
-        if not any(map(_is_measured, runs)) and (at := _why_not(runs)) is not None:
+        if (
+            not any(run.summary and run.summary.is_measured for run in runs)
+            and (at := _why_not(runs)) is not None
+        ):
             # The sentence below gives this reason.
             rows[at]["note"] = None
         print_run_rows(rows)
@@ -255,7 +247,7 @@ def _next(runs: "Sequence[Run]", failed: "Run | None") -> str:
     if stopped := next(filter(is_worth_resuming, runs), None):
         return f"fastlaunch resume {stopped.id}"
     ended_well = (run.summary for run in runs if run.state not in (RunState.FAILED, RunState.LOST))
-    if any(summary and _has_time(summary) for summary in ended_well):
+    if any(summary and summary.is_measured for summary in ended_well):
         return "fastlaunch compare"
     shown = failed or runs[0]
     has_log = shown.directory is not None and (shown.directory / LOG).is_file()

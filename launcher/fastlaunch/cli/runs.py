@@ -139,7 +139,7 @@ def show(name: str, output: str) -> None:
         # Keep a command on one line, so that it can be copied.
         (click.echo if " --" in line else print_text)(line)
     print_text(f"Run {run.id} is {run.state}" + (f": {of}" if (of := measured(run)) else "") + ".")
-    next_command(f"fastlaunch compare {run.id}" if run.summary else f"fastlaunch logs {run.id}")
+    next_command(f"fastlaunch compare {run.id}" if of else f"fastlaunch logs {run.id}")
 
 
 @runs.command(

@@ -657,7 +657,7 @@ class Ledger:
             return
         state, reason = _STATE_OF_STATUS.get(summary.status, RunState.FAILED), None
         if state is not RunState.COMPLETED:
-            reason = next(iter((*summary.problems, *summary.warnings)), None)
+            reason = next(iter(summary.problems), summary.ended)
         columns = {
             "submission_id": submission_id,
             "state": state,

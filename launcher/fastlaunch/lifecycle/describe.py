@@ -27,7 +27,7 @@ _OF_NODES = ("lifecycle", "booted_at", "outcome", "boot_s", "pull_s", "phases")
 def run_to_dict(run: Run) -> dict[str, Any]:
     """Return the run as a flat row, with which every machine-readable output of runs begins.
 
-    `step_time_s` and `final_loss` are None where they were not measured.
+    `step_time_s` is None where nothing was measured that counts, `final_loss` where no loss was recorded.
     """
     summary = run.summary
     return {
@@ -43,7 +43,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "state": str(run.state),
         "ending": run.ending,
         "reason": run.reason,
-        "step_time_s": summary.timing.step_time_s.value if summary and summary.timing.step_time_s else None,
+        "step_time_s": summary.step_time_s if summary else None,
         "final_loss": summary.quality.final_loss if summary else None,
         "directory": str(run.directory) if run.directory else None,
     }
@@ -99,9 +99,9 @@ def all_to_dict(ledger: Ledger, run: Run, *, home: Path, now: datetime) -> dict[
 
 
 def measured(run: Run) -> str | None:
-    """Return the run's measurements in a sentence; None without any."""
+    """Return the run's measurements in a sentence; None without any that count."""
     summary = run.summary
-    if summary is None:
+    if summary is None or not summary.is_measured:
         return None
     step, total_s = summary.timing.step_time_s, summary.figures.total_time_s
     if step is None:

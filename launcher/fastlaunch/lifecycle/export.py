@@ -37,7 +37,7 @@ from fastlaunch_train.records.records import FROM_CACHE
 #: A folder with such a name would be taken for an archive.
 _OTHER_ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".bz2", ".zst", ".tbz2", ".7z")
 #: Fields with text of a program, which may repeat its arguments.
-_TEXTS = ("reason", "problems", "warnings", "message", "detail")
+_TEXTS = ("reason", "ended", "problems", "warnings", "uncounted", "message", "detail")
 #: Shorter parts of words, and numbers, stay in the text.
 _LEAST = 4
 _PART = re.compile(r"[^\s=]+")

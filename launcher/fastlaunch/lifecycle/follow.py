@@ -73,17 +73,16 @@ class LiveRun:
     @property
     def step_time_s(self) -> float | None:
         """The measured step time once the run has ended; until then, the step time of its last blocks."""
-        measured = self.run.summary.timing.step_time_s if self.run.summary else None
-        if measured:
-            return measured.value
+        if self.run.state.is_final:
+            return self.run.summary.step_time_s if self.run.summary else None
         return self.progress.step_time_s if self.progress else None
 
     @property
     def samples_per_s(self) -> float | None:
-        timing = self.run.summary.timing if self.run.summary else None
-        if timing and timing.step_time_s and timing.samples_per_step is not None:
-            return timing.samples_per_step / timing.step_time_s.value
-        return self.progress.samples_per_s if self.progress else None
+        if not self.run.state.is_final:
+            return self.progress.samples_per_s if self.progress else None
+        per_step = self.run.summary.timing.samples_per_step if self.run.summary else None
+        return per_step / self.step_time_s if per_step and self.step_time_s else None
 
     @property
     def loss(self) -> float | None:

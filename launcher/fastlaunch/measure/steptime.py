@@ -33,7 +33,6 @@ MIN_WARMUP_STEPS = 10
 MIN_TIMED_STEPS = 10
 #: A limit, since a compilation in the last step would otherwise make the whole run its warm-up.
 MAX_WARMUP_SHARE = 0.25
-COMPILED_LATE = "it compiled after its warm-up, too: those steps are billed, and count"
 
 
 class NoTiming(ValueError):
@@ -79,6 +78,7 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
         late=_finite(_growth(retained[slowest]) - samples_growth),
         warmup_s=_finite(walls[slowest, :cut].sum()),
         num_warmup_steps=cut,
+        compiled_late=_compiled_late(ranks, cut),
     )
 
 
@@ -144,7 +144,7 @@ def wall_times_s(rank: RankRecord) -> Array:
     return np.concatenate(shares) if shares else np.zeros(0)
 
 
-def compiled_late(ranks: Sequence[RankRecord], num_warmup_steps: int) -> bool:
+def _compiled_late(ranks: Sequence[RankRecord], num_warmup_steps: int) -> bool:
     """Return whether a rank compiled among the steps after the first `num_warmup_steps` of the attempt."""
     return any(
         block.last_step - rank.header["first_step"] >= num_warmup_steps

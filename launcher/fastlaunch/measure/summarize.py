@@ -26,7 +26,7 @@ from fastlaunch.measure.headers import (
     variant_of,
 )
 from fastlaunch.measure.record_files import RankRecord
-from fastlaunch.measure.steptime import COMPILED_LATE, NoTiming, compiled_late, time_attempt
+from fastlaunch.measure.steptime import NoTiming, time_attempt
 from fastlaunch.measure.summary import (
     AllReduce,
     Checkpoints,
@@ -64,8 +64,8 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
 
     The timing is of the attempt with the most retained steps, status and loss of the last one. `problems`
     says what makes the run unfit to compare (missing or contradictory ranks, a failure, too few steps);
-    `warnings` what is only worth knowing (a stop before the end with enough steps). `uncounted` names a
-    script's ranks without steps, which are not timed.
+    `ended` alone a stop before the end with enough steps; `warnings` what is only worth knowing. `uncounted`
+    names a script's ranks without steps, which are not timed.
     """
     assert records
     attempts: dict[int, list[RankRecord]] = {}
@@ -97,6 +97,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         for line in record.profiles
         if line.problem
     ]
+    ended = None
     if status != "completed":
         message = next(
             (
@@ -106,10 +107,9 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
             ),
             None,
         )
-        sentence = f"ended as {status}" + (f": {message}" if message else "")
-        (warnings if status in _STOPPED and timing else problems).append(sentence)
-    if timing and compiled_late(timed, timing.num_warmup_steps or 0):
-        warnings.append(COMPILED_LATE)
+        ended = f"ended as {status}" + (f": {message}" if message else "")
+        if status not in _STOPPED or timing is None:
+            problems.append(ended)
     if timing and timing.late and abs(timing.late) > DRIFT_WORTH_TELLING:
         warnings.append(f"the last half of the steps took {math.expm1(timing.late):+.1%} against all of them")
     times_s = {attempt: known.step_time_s.value for attempt, known in timings.items() if known.step_time_s}
@@ -161,6 +161,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         ),
         seed=header["seed"],
         status=status,
+        ended=ended,
         num_steps=np.unique(np.concatenate([record.steps.column("step") for record in records])).size,
         timing=_with_devices(timing or Timing(), attempted),
         startup=Startup(

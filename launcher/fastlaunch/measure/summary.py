@@ -122,6 +122,7 @@ class Timing:
     utilization: float | None = None  # fraction of the time in which the least busy GPU ran a kernel, by NVML
     late: float | None = None  # log of the last half's mean over that of all retained steps
     warmup_s: float | None = None  # what the warm-up steps took
+    compiled_late: bool = False  # a rank compiled among the retained steps, which count all the same
     num_warmup_steps: int | None = None
 
 
@@ -236,6 +237,7 @@ class RunSummary:
     seed: int | None = None
     #: As in a record, or `killed` if a rank has no end line; of several ranks the one nearest the cause.
     status: str
+    ended: str | None = None  # how it ended, in words, unless it completed
     num_steps: int = 0
     timing: Timing = Timing()
     startup: Startup = Startup()
@@ -251,6 +253,18 @@ class RunSummary:
     warnings: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()  # what ran or stepped and is in none of the figures, in words
     problems: tuple[str, ...] = ()  # what makes the run unfit to compare, in words
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its figures count: it is fit to compare, and has a time or a published metric."""
+        figures = (self.timing.step_time_s, self.figures.total_time_s, self.figures.metric_value)
+        return not self.problems and any(figure is not None for figure in figures)
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The step time that counts; None without one, and if `problems` make the run unfit to compare."""
+        step_time_s = self.timing.step_time_s
+        return step_time_s.value if step_time_s and self.is_measured else None
 
     @property
     def pair_number(self) -> int | None:
