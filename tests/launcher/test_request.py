@@ -1,5 +1,6 @@
 """From options to jobs on this machine: defaults, order of repeats, rehearsals, and what cannot run here."""
 
+import contextlib
 import itertools
 import json
 from dataclasses import replace
@@ -236,6 +237,17 @@ def test_fused_blocks_are_rehearsed_and_refused_for_a_width_that_their_kernels_l
         with pytest.raises(UserError, match="2048 or 2560, and it is 64") as caught:
             jobs(**where, workload="vit-tiny", recipes=("bf16-fused",), batch_size=16)
         assert "te-bf16" in (caught.value.hint or "")
+
+
+def test_the_width_of_a_users_workload_is_known_by_its_argument(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def build(width: int = 1280): ...")
+    for width, fits in (("1280", True), ("1792", False), ("2816", False), ("3584", False), ("wide", True)):
+        given = {"workload": f"{own}:build", "workload_arguments": (f"width={width}",), "batch_size": 16}
+        refused = contextlib.nullcontext() if fits else pytest.raises(UserError, match=f"it is {width}")
+        with refused:
+            jobs(instances=("p5.48xlarge",), recipes=("fp8-fused",), **given)
+    jobs(TWO_H200, recipes=("te-fp8",), **given | {"workload_arguments": ("width=1792",)})
 
 
 def test_rehearsal_with_a_gpu_that_can_keeps_the_job() -> None:

@@ -265,6 +265,10 @@ def test_an_error_of_ones_own_file_names_its_hook_and_line(
         ("loss_of_each_sample", [], "shape (4,)"),
         ("listed_batches", [], "list, no iterator"),
         ("build", ["--batch-size", "6", "--set", "grad_accumulation=4"], "--batch-size 8"),
+        # Before any pass, which would fail.
+        ("without_outputs", ["--recipe", "bf16-fused", "--batch-size", "16"], "no transformer blocks"),
+        # Before the model is built: only its blocks' refusal would follow.
+        ("sized", ["--recipe", "bf16-fused", "--set-workload", "width=1792"], "and it is 1792"),
     ],
 )
 def test_what_cannot_be_trained_says_why_and_leaves_a_record(

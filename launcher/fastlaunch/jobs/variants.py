@@ -34,7 +34,13 @@ from fastlaunch_train.recipes.rules import (
     steps_problem,
     width_problem,
 )
-from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, function_arguments, workload_info
+from fastlaunch_train.workloads.registry import (
+    WorkloadError,
+    WorkloadInfo,
+    function_arguments,
+    sized,
+    workload_info,
+)
 
 DEFAULT_STEPS = 200
 #: Options that an experiment says itself.
@@ -71,7 +77,7 @@ def variants_of(options: Options, default_workload: str) -> tuple[Variant, ...]:
     )
     variants = tuple(
         Variant(
-            workload=known_workload(row.workload),
+            workload=known_workload(row.workload, inputs.workload_arguments),
             recipe=known_recipe(row.recipe, row.overrides),
             batch_size=row.batch_size,
             steps=steps,
@@ -101,13 +107,15 @@ def experiment_named(name: str) -> Experiment:
     return published_experiments()[name]
 
 
-def known_workload(name: str) -> WorkloadInfo:
-    """Return what is known of the workload. Raises UserError if there is no such workload, file or function.
+def known_workload(name: str, arguments: Sequence[str] = ()) -> WorkloadInfo:
+    """Return what is known of the workload. arguments: of its function, each KEY=VALUE.
 
-    The user's own file is parsed, not run.
+    The user's own file is parsed, not run. Raises UserError if there is no such workload, file or function,
+    and for arguments that the function does not take.
     """
     try:
         info = workload_info(name)
+        info = sized(info, function_arguments(name, arguments))
     except WorkloadError as error:
         raise UserError(error.message, error.hint) from None
     start, separator, function = name.rpartition(".py:")
@@ -175,10 +183,6 @@ def _check_fits(variant: Variant) -> None:
         if getattr(variant.inputs, field) is not None and field not in workload.takes:
             option = f"--{field.replace('_', '-')}"
             raise UserError(f"workload {workload.name!r} takes no {option}", f"leave out {option}")
-    try:
-        function_arguments(workload.name, variant.inputs.workload_arguments)
-    except WorkloadError as error:
-        raise UserError(error.message, error.hint) from None
     # A workload of the user's own may have data of its own.
     if variant.inputs.data in MADE_UP and not workload.is_own:
         if variant.epochs:
@@ -205,9 +209,11 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
     if problem := steps_problem(recipe):
         message, hint = problem
         return UserError(f"recipe {recipe.label}: {message}", hint)
+    pair = f"recipe {recipe.label} does not fit workload {workload.name}"
+    if too_wide := width_problem(recipe, workload.width):
+        return UserError(f"{pair}: {too_wide[0]}", too_wide[1])
     if workload.is_own:
         return None
-    pair = f"recipe {recipe.label} does not fit workload {workload.name}"
     if recipe.blocks != "native" and kind != "vit":
         return UserError(
             f"{pair}: Transformer Engine's blocks stand for those of image models here",
@@ -215,8 +221,6 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
         )
     if recipe.pointwise != "written" and kind != "gelu":
         return UserError(f"{pair}, which writes out no pointwise functions", "give bf16, or --workload gelu")
-    if workload.width is not None and (too_wide := width_problem(recipe, workload.width)):
-        return UserError(f"{pair}: {too_wide[0]}", too_wide[1])
     optimizer = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer
     if recipe.parallelism.startswith("zero") and optimizer == "adafactor":
         return UserError(f"{pair}: DeepSpeed cannot shard adafactor", "add --set optimizer=adamw")

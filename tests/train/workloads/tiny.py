@@ -352,6 +352,13 @@ def wrong_shapes() -> Workload:
     return workload(loss=lambda model, batch: loss(model, (batch[0][:, 1:], batch[1])))
 
 
+def without_outputs() -> Workload:
+    def outputs(model: nn.Module, batch: Batch) -> torch.Tensor:
+        raise RuntimeError("these outputs are for a recipe that was refused")
+
+    return workload(outputs=outputs)
+
+
 def without_a_loss() -> Workload:
     return Workload(name="tiny", sample_unit="rows", build_model=build_model, batches=batches)  # type: ignore[call-arg]
 

@@ -13,6 +13,50 @@ from fastlaunch_train.workloads.contract import Workload
 _MULTIPLE = 16
 
 
+def check_conversion(model: nn.Module, workload: Workload, recipe: Recipe) -> None:
+    """Raise RecipeError if `convert_model` would refuse the model, before anything is computed with it."""
+    if recipe.pointwise != "written" and workload.pointwise is None:
+        raise RecipeError(
+            f"recipe {recipe.label}: workload {workload.name} writes out no pointwise functions",
+            "use a recipe with pointwise=written, or the workload gelu",
+        )
+    if not _changes_blocks(recipe):
+        return
+    if workload.blocks is None:
+        raise RecipeError(
+            f"recipe {recipe.label}: workload {workload.name} has no transformer blocks to replace",
+            "use a recipe with blocks=native and without FP8",
+        )
+    blocks = workload.blocks(model)
+    in_fp8 = fp8_blocks(recipe, len(blocks))
+    if recipe.blocks == "te":
+        from fastlaunch_train.models.te_blocks import te_arguments
+
+        for block in blocks:
+            te_arguments(block)
+    elif recipe.blocks == "fused":
+        from fastlaunch_train.models.fp8_fused.block import check_blocks
+
+        if recipe.last_block == "class_token" and getattr(model, "global_pool", None) != "token":
+            raise RecipeError(
+                f"recipe {recipe.label}: this model does not classify by its class token alone",
+                "add --set last_block=all",
+            )
+        check_blocks(blocks, recipe)
+    elif recipe.blocks == "te-article":
+        from fastlaunch_train.models.te_blocks import article_arguments
+
+        for block in blocks:
+            article_arguments(block)
+    else:
+        for index in in_fp8:
+            _float8_layers(blocks[index], recipe)
+
+
+def _changes_blocks(recipe: Recipe) -> bool:
+    return recipe.blocks != "native" or recipe.fp8_scaling in TORCHAO_SCALINGS
+
+
 def convert_model(
     model: nn.Module,
     workload: Workload,
@@ -27,20 +71,11 @@ def convert_model(
     layer_factory: replaces Transformer Engine's TransformerLayer in tests. outside_fp8: makes the context of
     a block that is not in fp8_blocks. Raises RecipeError if the workload has nothing to change so.
     """
-    if recipe.pointwise != "written":
-        if workload.pointwise is None:
-            raise RecipeError(
-                f"recipe {recipe.label}: workload {workload.name} writes out no pointwise functions",
-                "use a recipe with pointwise=written, or the workload gelu",
-            )
+    check_conversion(model, workload, recipe)
+    if recipe.pointwise != "written" and workload.pointwise is not None:
         workload.pointwise(model, recipe.pointwise)
-    if recipe.blocks == "native" and recipe.fp8_scaling not in TORCHAO_SCALINGS:
+    if not _changes_blocks(recipe) or workload.blocks is None:
         return
-    if workload.blocks is None:
-        raise RecipeError(
-            f"recipe {recipe.label}: workload {workload.name} has no transformer blocks to replace",
-            "use a recipe with blocks=native and without FP8",
-        )
     blocks = workload.blocks(model)
     in_fp8 = fp8_blocks(recipe, len(blocks))
     contexts: list[MakeContext] = [
@@ -54,11 +89,6 @@ def convert_model(
         from fastlaunch_train.models.fp8_fused.block import patches_by_product
         from fastlaunch_train.models.fp8_fused.block import replace_blocks as replace_by_fused
 
-        if recipe.last_block == "class_token" and getattr(model, "global_pool", None) != "token":
-            raise RecipeError(
-                f"recipe {recipe.label}: this model does not classify by its class token alone",
-                "add --set last_block=all",
-            )
         replace_by_fused(blocks, recipe)
         patches_by_product(model)
     elif recipe.blocks == "te-article":
@@ -101,21 +131,27 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Recipe, *, emulate: b
         # from_recipe_name takes no arguments, and dataclasses.replace would check its fields again.
         object.__setattr__(config, "emulate", True)
     for block in blocks:
-        chosen = [
-            name
-            for name, module in block.named_modules()
-            if isinstance(module, nn.Linear) and takes_float8(module, recipe.fp8_scaling)
-        ]
-        if not chosen:
-            raise RecipeError(
-                f"recipe {recipe.label}: no Linear layer of the model's {type(block).__name__} has a size "
-                f"for {recipe.fp8_scaling} FP8",
-                "use a recipe without FP8, or with another scaling",
-            )
+        chosen = _float8_layers(block, recipe)
         convert_to_float8_training(
             block, config=config, module_filter_fn=lambda module, name, chosen=chosen: name in chosen
         )
         block.train(block.training)
+
+
+def _float8_layers(block: nn.Module, recipe: Recipe) -> list[str]:
+    """Return the names of the Linear layers that are to be in FP8. Raises RecipeError if there are none."""
+    chosen = [
+        name
+        for name, module in block.named_modules()
+        if isinstance(module, nn.Linear) and takes_float8(module, recipe.fp8_scaling)
+    ]
+    if not chosen:
+        raise RecipeError(
+            f"recipe {recipe.label}: no Linear layer of the model's {type(block).__name__} has a size "
+            f"for {recipe.fp8_scaling} FP8",
+            "use a recipe without FP8, or with another scaling",
+        )
+    return chosen
 
 
 def takes_float8(layer: nn.Linear, scaling: str) -> bool:

@@ -155,13 +155,13 @@ def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
     )
 
 
-def width_problem(recipe: Recipe, width: int) -> Problem | None:
-    """Return why `recipe` cannot train a vision transformer with `width` features; None if it can.
+def width_problem(recipe: Recipe, width: int | None) -> Problem | None:
+    """Return why `recipe` cannot train a vision transformer with `width` features; None if it can, or may.
 
     The kernels of fused blocks go over a row in tiles, and that of LayerNorm's backward pass holds it in two
     parts, each a power of 2 wide.
     """
-    if recipe.blocks != "fused" or (width % _FUSED_MULTIPLE == 0 and width.bit_count() <= 2):
+    if width is None or recipe.blocks != "fused" or (width % _FUSED_MULTIPLE == 0 and width.bit_count() <= 2):
         return None
     return (
         f"fused blocks need a width such as 256, 512, 768, 1024, 1280, 1536, 2048 or 2560, and it is {width}",

@@ -33,13 +33,13 @@ from fastlaunch_train.loop.trainers.transformers import train_with_transformers
 from fastlaunch_train.loop.training import PhaseClock, Training
 from fastlaunch_train.models import precision
 from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
-from fastlaunch_train.models.conversion import convert_model
+from fastlaunch_train.models.conversion import check_conversion, convert_model
 from fastlaunch_train.models.flops import step_flops
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.process.machine import default_num_workers
 from fastlaunch_train.recipes.recipe import Recipe, refuse
-from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
+from fastlaunch_train.recipes.rules import batch_multiple, batch_problem, width_problem
 from fastlaunch_train.records.records import BATCH_SIZE_PHASE, BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
@@ -54,7 +54,7 @@ from fastlaunch_train.workloads.contract import (
     next_batch,
     prepend,
 )
-from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, sized, workload_info
 
 log = logging.getLogger("fastlaunch_train")
 
@@ -70,6 +70,8 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 
     # Refuse what cannot work before building anything.
     check_runs_here(recipe, process.device)
+    info = sized(workload_info(options.workload), options.arguments)
+    refuse(width_problem(recipe, info.width), f"recipe {recipe.label}")
     trainer = _import_trainer(recipe.loop)
     session.cudnn, warning = guard_cudnn_attention()
     session.warnings += [warning] if warning else []
@@ -114,6 +116,8 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
 
     with phase.during("build", BUILD_MODEL):
         model = build_native(workload, options.seed, process)
+        # The passes that check the recipe take minutes.
+        check_conversion(model, workload, recipe)
     with phase.during("build", BUILD_CHECKS):
         rounding = _convert(session, workload, arithmetic, model, batch_size)
         batches, model_check, trained = None, None, workload

@@ -186,6 +186,12 @@ def workload_info(name: str) -> WorkloadInfo:
     )
 
 
+def sized(info: WorkloadInfo, arguments: Mapping[str, Scalar]) -> WorkloadInfo:
+    """Return what is known of a workload with these arguments: of a user's, `width` is that of a token."""
+    width = arguments.get("width")
+    return replace(info, width=width) if info.is_own and type(width) is int else info
+
+
 def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
     """Return the arguments in `texts`, each KEY=VALUE, for the function of workload `name`.
 

@@ -14,7 +14,7 @@ TransformerLayer.
 Gradients come block by block, so that DDP sends them while the others are computed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -331,11 +331,8 @@ class FusedBlock(nn.Module):
         return x + parts.mlp(parts.norm2(x))  # type: ignore[no-any-return]
 
 
-def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> None:
-    """Replace timm's blocks, which have to be called one after the other, by fused blocks.
-
-    Raises RecipeError for blocks that compute something else, or whose sizes do not fit.
-    """
+def check_blocks(blocks: Iterable[nn.Module], recipe: Recipe) -> None:
+    """Raise RecipeError for blocks that compute something else, or whose sizes do not fit."""
     for block in blocks:
         _check_drops(block)
         te_arguments(block)  # raises RecipeError for what neither computes
@@ -347,6 +344,14 @@ def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> Non
                 f"{mlp.fc1.out_features}",
                 "use te-fp8, or another model",
             )
+
+
+def replace_blocks(blocks: nn.ModuleList | nn.Sequential, recipe: Recipe) -> None:
+    """Replace timm's blocks, which have to be called one after the other, by fused blocks.
+
+    Raises RecipeError, as `check_blocks` does.
+    """
+    check_blocks(blocks, recipe)
     device = next(blocks.parameters()).device
     in_fp8 = recipe.precision == "fp8"
     scaling = DelayedScaling(len(blocks), recipe.amax_history, device) if in_fp8 else None
