@@ -123,7 +123,7 @@ def test_baselines_and_prices(capsys: pytest.CaptureFixture[str], tmp_path: Path
 def test_chosen_columns_and_no_notes(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = answer(capsys, "--columns", "verdict, step ms", "--brief")
     lines = out.splitlines()
-    assert lines[0].startswith("compile gives 800 images/s")
+    assert lines[0].startswith("compile on H200 gives 800 images/s")
     assert lines[4] == "recipe      step ms  verdict"
     assert [line.split()[::3] for line in lines[6:8]] == [["bf16", "baseline"], ["compile", "better"]]
     assert "before the measured steps" not in out and "* " not in out

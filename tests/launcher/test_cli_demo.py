@@ -8,7 +8,7 @@ import pytest
 from fake_summaries import PLAIN, TODAY, changed
 
 from fastlaunch.catalog.load import load_catalogue
-from fastlaunch.cli.demo import compared_measurements, of_one_gpu
+from fastlaunch.cli.demo import DEVICE, compared_measurements, of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import BadFile
 from fastlaunch.measure.published import read_summaries
@@ -31,20 +31,23 @@ def test_it_needs_nothing_heavy() -> None:
     assert not modules & {"torch", "boto3", "botocore", "scipy"}
 
 
-def test_measurements_are_charged_hypothetically() -> None:
-    summaries = {"bf16": PLAIN, "te-fp8": changed(PLAIN, recipe="te-fp8")}
+H100 = changed(PLAIN, device_name=DEVICE)
+
+
+def test_measurements_are_charged_as_the_instance_with_their_gpu() -> None:
+    summaries = {"bf16": H100, "te-fp8": changed(H100, recipe="te-fp8")}
     for row in compared_measurements(summaries, load_catalogue(), TODAY).rows:
-        assert row.price is not None and row.price.hypothetical == "1/8 of p5en.48xlarge"
+        assert row.price is not None and row.price.instance == "p5.4xlarge" and not row.price.hypothetical
 
 
 def test_only_the_experiments_workload_on_one_gpu_is_shown() -> None:
     others = {
-        "two": changed(PLAIN, num_gpus=2),
-        "h100": changed(PLAIN, device_name="NVIDIA H100 80GB HBM3"),
-        "one": PLAIN,
-        "gelu": changed(PLAIN, workload="gelu", sample_unit="tensors"),
+        "two": changed(H100, num_gpus=2),
+        "h200": PLAIN,
+        "one": H100,
+        "gelu": changed(H100, workload="gelu", sample_unit="tensors"),
     }
-    assert of_one_gpu(others) == {"one": PLAIN}
+    assert of_one_gpu(others) == {"one": H100}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"run": {"kind": "records", "x": 1}}'])

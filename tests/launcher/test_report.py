@@ -21,7 +21,7 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import columns_of
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
 from fastlaunch.report.table import as_markdown, as_table
-from fastlaunch.report.text import answer, number
+from fastlaunch.report.text import answer, asides_of, number
 
 #: The interface of schema 2, in order. What the issue asked for comes first; a change here is a new schema.
 PROMISED = (
@@ -162,10 +162,14 @@ def test_the_kernels_of_a_forward_pass_are_those_of_the_row() -> None:
 
 
 def test_the_answer_of_the_published_experiment() -> None:
-    assert answer(figures("fp8-experiment", datetime.date(2023, 11, 15))) == (
+    comparison = figures("fp8-experiment", datetime.date(2023, 11, 15))
+    assert answer(comparison) == (
         "bf16 on p4d.24xlarge gives 137,176 images per dollar, 45.6% more than on p5.48xlarge,"
-        " by figures without an interval; te-article-fp8 on p5.48xlarge shows 26.2% more, but is not ranked."
+        " by figures without an interval."
     )
+    assert asides_of(comparison.rows) == [
+        "te-article-fp8 on p5.48xlarge shows 26.2% more than bf16 on p4d.24xlarge, but is not ranked"
+    ]
 
 
 SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
@@ -176,38 +180,43 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
     [
         (
             [*runs("bf16", 0.1, 0.1005), *runs("fp32", 0.3, 0.3005), *runs("tf32", 0.2, 0.2005)],
-            r"bf16 gives 638 images/s, 99\.\d% more than tf32, the next best \(between \+97\.\d% and .*%\)\.",
+            r"bf16 on H200 gives 638 images/s, 99\.\d% more than tf32, the next best "
+            r"\(95% interval \+97\.\d to .*%\)\.",
         ),
         (
             [*SETTLED, *runs("tf32", 0.08, 0.0801, 0.0799)],
-            r"(compile|tf32) gives .* more than bf16 .*; best is one of: (compile, tf32|tf32, compile)\.",
+            r"(compile|tf32) on H200 gives .* more than bf16 .*\."
+            r"\nbest is one of: (compile, tf32|tf32, compile)",
         ),
         (
             [*runs("bf16", 0.1, 0.102, 0.101), *runs("tf32", 0.102, 0.1, 0.1)],
-            r"it is not settled whether tf32 gives more images/s than bf16 \(between -\d+\.\d% and"
-            r" \+\d+\.\d%\); about \d+ more rounds? would settle it \(4 chances in 5\)\.",
+            r"it is not settled whether tf32 on H200 gives more images/s than bf16 \(95% interval -\d+\.\d to"
+            r" \+\d+\.\d%\)\.\nabout \d+ more rounds? would settle it \(4 chances in 5\)",
         ),
         (
             [*runs("bf16", 0.1), *runs("compile", 0.05, batch_size_per_gpu=128)],
-            "bf16 gives 640 images/s; the other rows have another global batch, .*",
+            "bf16 on H200 gives 640 images/s; the other rows have another global batch, .*",
         ),
         (
             [*runs("bf16", 0.1, batch_size_per_gpu=128), *runs("bf16", 0.05, num_gpus=2)],
-            r"bf16 x 2 at batch 64 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128, .*",
+            r"bf16 x 2 at batch 64 on H200 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128, .*",
         ),
         (
             [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],
-            r"vit-huge: bf16 gives 640 images/s\.\nvit-tiny: bf16 gives 640 images/s\.",
+            r"vit-huge: bf16 on H200 gives 640 images/s\.\nvit-tiny: bf16 on H200 gives 640 images/s\.",
         ),
         # What may be better than the best that is established.
         (
             [*SETTLED, *runs("te-fp8", 0.05)],
-            r"compile gives .*%\); te-fp8 shows 60\.0% more, but has no interval\.",
+            r"compile on H200 gives .*%\)\.\nte-fp8 shows 60\.0% more than compile, but has no interval",
         ),
     ],
 )
 def test_the_answer(candidates: list[MeasuredRun], sentence: str) -> None:
-    assert re.fullmatch(sentence, answer(compared(candidates)))
+    comparison = compared(candidates)
+    asides = [aside for rows in comparison.by_workload.values() for aside in asides_of(rows)]
+    assert re.fullmatch(sentence, "\n".join([answer(comparison), *asides]))
+    assert all(len(line.split()) <= 22 for line in answer(comparison).splitlines())
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_a_page_and_a_chart_hold_the_answer_what_is_ranked_and_what_is_predicted
 
     spec, data = cost_chart(given)
     measured = {point["name"]: point for point in data["rows"] if point["kind"] == "measured"}
-    assert set(measured) == {"bf16 on NVIDIA H200", "te-fp8 on NVIDIA H200"}
-    drawn = measured["te-fp8 on NVIDIA H200"]
+    assert set(measured) == {"bf16 on H200", "te-fp8 on H200"}
+    drawn = measured["te-fp8 on H200"]
     assert drawn["usd_low"] < drawn["usd"] < drawn["usd_high"]
     assert drawn["usd"] / drawn["hours"] == pytest.approx(7.912, rel=0.2)
     # No point is both cheaper and faster than one of the front.

@@ -33,7 +33,7 @@ from fastlaunch_train.records.records import Check, Eval
 GOLDEN = Path(__file__).parents[1] / "screens"
 WIDTHS = (80, 120, 200)
 OWN = "20261121-090312-k3f9"
-CHARGED = "--price-as p5en.48xlarge:1/8 --prices-as-of 2026-11-21"
+CHARGED = "--price-as p5.4xlarge --prices-as-of 2026-11-21"
 PLACES = "--instance p5.48xlarge,p5en.48xlarge --region us-east-1,eu-north-1"
 COMMANDS = {
     "compare": f"compare {CHARGED}",

@@ -46,6 +46,7 @@ from fastlaunch.analysis.verdicts import (
     exp,
     judge,
 )
+from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Catalogue, Price, age_note
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.measure.summary import Interval, Setup
@@ -168,8 +169,10 @@ class Row:
 
     @property
     def place(self) -> str:
-        """The instance it ran on, else the device."""
-        return self.setup.instance or self.setup.device_name or "unknown"
+        """The instance it ran on, else the device by its short name, such as `H100 SXM 80GB`."""
+        device = self.setup.device_name
+        gpu = identify(device) if device else None
+        return self.setup.instance or (gpu.name if gpu else device) or "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,9 +170,7 @@ def experiments(name: str | None, output: str) -> None:
 
 def _recipe_row(recipe: Recipe) -> dict[str, Any]:
     fields = {field: value for field, value in asdict(recipe).items() if field != "overrides"}
-    # The article says that these blocks attend across the batch; all other choices compute the same.
-    is_equivalent = recipe.blocks != "te-article"
-    return {**fields, "kind": _kind(recipe), "equivalent": "yes" if is_equivalent else "NO"}
+    return {**fields, "kind": _kind(recipe), "equivalent": "yes" if recipe.is_equivalent else "NO"}
 
 
 def _kind(recipe: Recipe) -> str:

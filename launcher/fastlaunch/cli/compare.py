@@ -241,7 +241,7 @@ def print_comparison(
         click.echo(as_json(comparison, further))
         return
     width = output_width()
-    parts = ["\n".join(map(wrapped, answer(comparison).splitlines()))]
+    parts = ["\n".join(map(wrapped, answer(comparison, lettered=not in_full).splitlines()))]
     if in_full:
         parts.append(as_table(comparison, only=columns, brief=brief, width=width))
     else:

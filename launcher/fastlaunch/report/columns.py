@@ -15,7 +15,18 @@ from fastlaunch.analysis.validity import signed_percent
 from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.core.tables import KEPT, Column
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.text import dollars, limits, name_of, number, rate_of, rate_text, which, with_range
+from fastlaunch.report.text import (
+    NO_LETTERS,
+    Letters,
+    dollars,
+    limits,
+    name_of,
+    number,
+    rate_of,
+    rate_text,
+    which,
+    with_range,
+)
 from fastlaunch_train.records.records import STEP_PARTS
 
 #: The text of a cell that does not apply to its row.
@@ -49,10 +60,12 @@ class RowColumn(Column[Row]):
     at_price: str | None = None
 
 
-def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]:
+def columns_of(
+    rows: Sequence[Row], only: Sequence[str] = (), letters: Letters = NO_LETTERS
+) -> list[RowColumn]:
     """Return the columns of `rows`, in the order of JSON. Headings need rows of one workload.
 
-    only: the headings to show; empty for all.
+    only: the headings to show; empty for all. letters: of the recipes in the overview.
     """
     unit = rows[0].setup.sample_unit if rows else "samples"
     rate = rate_of(rows[0])[1] if rows else f"{unit}/s"
@@ -78,7 +91,7 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
     money: dict[str, Any] = {**cost, "format": partial(with_range, format_value=dollars)}
     return [
         RowColumn("row", lambda row: name_of(row, rows), is_summary=True),
-        RowColumn("recipe", lambda row: name_of(row, rows), in_overview=True),
+        RowColumn("recipe", lambda row: name_of(row, rows, letters=letters), in_overview=True),
         RowColumn("instance", lambda row: row.place, part=Part.IDENTITY),
         *map(
             _data,
@@ -187,9 +200,9 @@ def columns_of(rows: Sequence[Row], only: Sequence[str] = ()) -> list[RowColumn]
         ),
         _data("verdict.comparable_as"),
         _data("verdict.kind", key="verdict"),
-        RowColumn(
-            "verdict", lambda row: row.verdict.words, part=Part.COST, in_overview=True, is_summary=True
-        ),
+        RowColumn("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
+        # The overview's rows of other batches stand under a title that says so.
+        RowColumn("verdict", lambda row: (row.verdict.in_batch or row.verdict).kind, in_overview=True),
         _of_batch("verdict_in_batch", lambda verdict: verdict.kind),
         _of_batch("ratio_in_batch", lambda verdict: verdict.ratio or verdict.speed_ratio),
         RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),

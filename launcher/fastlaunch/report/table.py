@@ -17,9 +17,11 @@ from fastlaunch.core.units import counted
 from fastlaunch.report.columns import NOTHING, RATIO, Part, RowColumn, columns_of, interval_text
 from fastlaunch.report.text import (
     UNKNOWN,
+    asides_of,
     between,
     bulleted,
     decisive_notes,
+    letters_of,
     name_of,
     notes_of,
     sentence_of,
@@ -111,7 +113,7 @@ def _section(
             if timed := [row for row in rows if any(column.text(row) for column in of_part)]:
                 parts.append(f"{title}\n{grid(timed, part)}")
         parts += _kernels(rows, width)
-    parts.append(bulleted(notes, width))
+    parts.append(bulleted([*asides_of(rows), *notes], width))
     if num_hidden:
         parts.append(f"({counted(num_hidden, 'note')} left out by --brief)")
     return "\n\n".join(part for part in parts if part)
@@ -169,7 +171,7 @@ _SECTIONS = {
     "": RANKED,
     "no interval, so in no order with the others:": (NO_INTERVAL,),
     "not ranked, since they compute or train something else:": (NOT_RANKED,),
-    "another batch: throughput, not training progress:": (OTHER_BATCH,),
+    "other batches: throughput only, verdicts within the batch:": (OTHER_BATCH,),
 }
 _IN_WORDS = {TIE: "the same within 2%", UNRESOLVED: "not settled"}
 #: Arguments of `click.style`: unsettled rows look like running runs.
@@ -183,13 +185,15 @@ _BAR, _LEAST_BAR = 16, 4
 #: Longer names wrap to make room for the bar.
 _LONG_NAME = 60
 _PARTS = " ▏▎▍▌▋▊▉█"
+#: Headings of bars, the longest first.
+_BETTER = ("longer is better", "better →", "→")
 #: The most rows of a further section if there are many rows; notes; lines of a note.
-_MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 5, 2
+_MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 4, 2
 
 
-def as_overview(comparison: Comparison, *, width: int = WIDTH) -> str:
+def as_overview(comparison: Comparison, *, width: int = WIDTH, most_notes: int = _MOST_NOTES) -> str:
     """Return the comparison as text of up to `width` characters a line, without the answer."""
-    return "\n\n".join(_overview(rows, width) for rows in comparison.by_workload.values())
+    return "\n\n".join(_overview(rows, width, most_notes) for rows in comparison.by_workload.values())
 
 
 def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
@@ -221,8 +225,9 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
     return "\n\n".join(texts)
 
 
-def _overview(rows: Sequence[Row], width: int) -> str:
-    columns = [column for column in columns_of(rows) if column.in_overview]
+def _overview(rows: Sequence[Row], width: int, most_notes: int) -> str:
+    letters = letters_of(rows)
+    columns = [column for column in columns_of(rows, letters=letters) if column.in_overview]
     name, *others = columns
     ratio = next(column for column in columns if column.name == RATIO)
     shares = {id(row): value.value for row in rows if (value := ratio.value(row))}
@@ -242,12 +247,19 @@ def _overview(rows: Sequence[Row], width: int) -> str:
     room = min(_BAR, width - named - max(map(len, text.splitlines())) - 2 * GAP)
     if room >= _LEAST_BAR:
         best = max(shares.values(), default=1.0)
-        bar = RowColumn("", lambda row: _bar(shares.get(id(row), 0.0) / best, room))
+        bar = RowColumn(
+            next(text for text in _BETTER if len(text) <= room),
+            lambda row: _bar(shares.get(id(row), 0.0) / best, room),
+        )
         columns.insert(columns.index(ratio), bar)
     parts = [
         heading(rows, width),
         table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),
-        "\n".join(_short(note, width) for note in decisive_notes(chosen, rows)[:_MOST_NOTES]),
+        letters.legend(width),
+        "\n".join(
+            _short(note, width)
+            for note in [*asides_of(rows, letters), *decisive_notes(chosen, rows, letters)][:most_notes]
+        ),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -309,7 +321,7 @@ def as_markdown(comparison: Comparison) -> str:
             f"|:--{'|--:' * (len(columns) - 2)}|:--|",
             *(_line([column.text(row) or UNKNOWN for column in columns]) for row in in_order(rows)),
             "",
-            *(f"* {_text(note)}" for note in decisive_notes(rows, rows)),
+            *(f"* {_text(note)}" for note in (*asides_of(rows), *decisive_notes(rows, rows))),
         ]
         sections.append("\n".join(lines).rstrip())
     return "\n\n".join(sections)

@@ -4,6 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_of
@@ -13,21 +14,60 @@ from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.pricing import reciprocal
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT
+from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.units import first_names
 from fastlaunch.measure.summary import VERSION, Interval
+from fastlaunch_train.recipes.recipe import Recipe
 
 NONE = "none"
 UNKNOWN = "n/a"
 #: The widest half-interval to show as symmetric.
 _EVEN = 0.25
+#: A recipe's label that is longer gets letters for its overrides in a narrow table.
+_LONG_LABEL = 24
 #: Reasons why a row with a higher figure than the best is not the answer.
 _WHY_LEFT_OUT = {
     NO_INTERVAL: "has no interval",
     NOT_RANKED: "is not ranked",
     OTHER_BATCH: "trains with another batch",
 }
+
+
+class Letters:
+    """Recipes' labels for a narrow table: a letter for each override, `fp8-fused +a`, where one is long."""
+
+    def __init__(self, recipes: Iterable[Recipe | str] = ()) -> None:
+        known = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+        is_long = any(len(recipe.label) > _LONG_LABEL for recipe in known)
+        overrides = dict.fromkeys(override for recipe in known for override in recipe.overrides if is_long)
+        self._letters = {override: _letter(number) for number, override in enumerate(overrides)}
+
+    def __call__(self, recipe: Recipe | str) -> str:
+        if isinstance(recipe, str):
+            return recipe
+        if not recipe.overrides or not self._letters:
+            return recipe.label
+        return f"{recipe.name} +{'+'.join(self._letters[override] for override in recipe.overrides)}"
+
+    def legend(self, width: int) -> str:
+        """Return `a: optimizer_impl=fused, b: step_graph=true` in lines; empty without letters."""
+        entries = [
+            f"{letter}:\N{NO-BREAK SPACE}{field}={value}" for (field, value), letter in self._letters.items()
+        ]
+        filled = textwrap.fill(", ".join(entries), width, break_on_hyphens=False)
+        return filled.replace("\N{NO-BREAK SPACE}", " ")
+
+
+#: Spells every override out.
+NO_LETTERS = Letters()
+
+
+def _letter(number: int) -> str:
+    """Return `a` to `z`, then `a2` and so on."""
+    letter, turn = ascii_lowercase[number % 26], number // 26
+    return f"{letter}{turn + 1}" if turn else letter
 
 
 def answer_to_json(comparison: Comparison) -> dict[str, Any]:
@@ -41,6 +81,7 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     ratio = best.ratio if best else None
     return {
         "sentence": sentence_of(rows),
+        "asides": asides_of(rows),
         "best": name_of(best.row, rows) if best and best.row else None,
         "runner_up": name_of(best.runner_up, rows) if best and best.runner_up else None,
         "ratio": vars(ratio) if ratio else None,
@@ -49,35 +90,58 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def sentence_of(rows: Sequence[Row]) -> str:
-    """Return the answer for one workload."""
+def sentence_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> str:
+    """Return the answer for one workload in a sentence: what, where, how much, how sure."""
+    home = at_home(rows)
+    return f"{_clause(home, best_of(home), letters)}."
+
+
+def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
+    """Return sentences on what stands beside the answer: rivals, unranked rows, batches, shared rows."""
     home = at_home(rows)
     best = best_of(home)
-    clauses = (
-        f"; at global batch {batch}, {_clause(of, best_of(of))}" for batch, of in batches_of(home).items()
-    )
-    others = _of_others(rows) if len(home) < len(rows) else ""
-    return f"{_clause(home, best)}{_beside(home, best)}{others}{''.join(clauses)}."
+    return [
+        *_beside(home, best, letters),
+        *(_of_others(rows, letters) if len(home) < len(rows) else []),
+        *(
+            f"global batch {batch}: {_clause(of, best_of(of), letters)}"
+            for batch, of in batches_of(home).items()
+        ),
+    ]
 
 
-def answer(comparison: Comparison) -> str:
-    """Return the answer, with a sentence on its own line for each workload."""
-    sentences = {workload: sentence_of(rows) for workload, rows in comparison.by_workload.items()}
+def letters_of(rows: Sequence[Row]) -> Letters:
+    """Return the letters for the recipes of `rows`, from the best on."""
+    priced = all_priced(rows)
+    ratios = {id(row): ratio.value for row in rows if (ratio := _ratio(row, priced))}
+    ordered = sorted(rows, key=lambda row: -ratios.get(id(row), 0.0))
+    return Letters(row.setup.known_recipe or row.setup.recipe for row in ordered)
+
+
+def answer(comparison: Comparison, *, lettered: bool = False) -> str:
+    """Return the answer, with a sentence on its own line for each workload.
+
+    lettered: name recipes as the overview below it does, whose legend spells the letters.
+    """
+    sentences = {
+        workload: sentence_of(rows, letters_of(rows) if lettered else NO_LETTERS)
+        for workload, rows in comparison.by_workload.items()
+    }
     if len(sentences) == 1:
         return next(iter(sentences.values()))
     return "\n".join(f"{workload}: {sentence}" for workload, sentence in sentences.items())
 
 
-def _clause(rows: Sequence[Row], best: Best | None) -> str:
+def _clause(rows: Sequence[Row], best: Best | None, letters: Letters) -> str:
     """Return which row is best, or why none is."""
     unbarred = [row for row in rows if not row.is_barred]
     if best is None and unbarred:
         base = next(row for row in unbarred if row.is_baseline)
-        return f"{named(base, rows)} gives no speed that others can be compared with"
+        return f"{name_of(base, rows, letters=letters)} gives no speed that others can be compared with"
     if best is None:
-        return f"nothing is ranked: {named(rows[0], rows)}, {rows[0].validity.failures[0]}"
+        return f"nothing is ranked: {name_of(rows[0], rows, letters=letters)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
-    name, per_usd = named(first, rows), first.cost.samples_per_usd
+    name, per_usd = f"{name_of(first, rows, letters=letters)}{_where(rows)}", first.cost.samples_per_usd
     amount = (per_usd.value if per_usd else None) if priced else rate_of(first)[0]
     if amount is not None:
         says = f"{name} gives {number(amount)} {what_counts(first, priced)}"
@@ -89,16 +153,14 @@ def _clause(rows: Sequence[Row], best: Best | None) -> str:
         if any(row.verdict.comparable_as == THROUGHPUT for row in unbarred):
             return f"{says}; the other rows have another global batch, and are not ranked as training"
         return f"{says}; nothing else here has a speed to compare"
-    ratio = _ratio(first, priced)
+    ratio, other = _ratio(first, priced), name_of(second, rows, beside=first, letters=letters)
     if best.kind == TIE:
-        return f"{name} and {named(second, rows)} give the same {what_counts(second, priced)} within 2%"
+        return f"{name} and {other} give the same {what_counts(second, priced)} within 2%"
     if best.kind == UNRESOLVED:
-        what = f"gives more {what_counts(second, priced)} than {named(second, rows)}"
-        # First say what would settle it.
-        outlook = "".join(f"; {reason}" for reason in first.verdict.reasons[:1])
-        return f"it is not settled whether {name} {what}{between(ratio)}{outlook}"
+        what = f"gives more {what_counts(second, priced)} than {other}"
+        return f"it is not settled whether {name} {what}{between(ratio)}"
     share = _percent(_value(first, priced) / _value(second, priced) - 1)
-    more = f"{says}, {share} more than {named(second, rows, beside=first)}"
+    more = f"{says}, {share} more than {other}"
     if best.kind == BETTER:
         return f"{more}{between(ratio)}"
     if best.kind == WORSE:
@@ -108,50 +170,57 @@ def _clause(rows: Sequence[Row], best: Best | None) -> str:
     return f"{more}, by figures without an interval"
 
 
-def _beside(rows: Sequence[Row], best: Best | None) -> str:
-    """Return clauses on the other rows that may be best, and on the best figure without a rank."""
+def _where(rows: Sequence[Row]) -> str:
+    """Return ` on H200`, the one instance type or GPU of all rows; empty where names say it, or on a CPU."""
+    places = {row.place for row in rows}
+    is_named = rows[0].setup.instance is not None or identify(rows[0].place) is not None
+    return f" on {places.pop()}" if len(places) == 1 and is_named else ""
+
+
+def _beside(rows: Sequence[Row], best: Best | None, letters: Letters) -> list[str]:
+    """Return sentences on the other rows that may be best, and on the best figure without a rank."""
     if best is None:
-        return ""
-    judged = [name_of(row, rows) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
-    is_one_of = best.kind in (BETTER, WORSE) and len(judged) > 1
-    clauses = f"; best is one of: {', '.join(judged)}" if is_one_of else ""
+        return []
+    # First say what would settle it.
+    asides: list[str] = [*best.first.verdict.reasons[:1]] if best.kind == UNRESOLVED else []
+    judged = [
+        name_of(row, rows, letters=letters) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL
+    ]
+    if best.kind in (BETTER, WORSE) and len(judged) > 1:
+        asides.append(f"best is one of: {', '.join(judged)}")
     # If a row stands alone, the sentence itself mentions the others.
     kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
     # A comparison by figures already includes rows without an interval.
     kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()
     left_out = [row for row in rows if row.verdict.kind in kinds]
-    other, clause = _shows_more(left_out, best, rows, all_priced(rows))
-    return f"{clauses}{clause}, but {_WHY_LEFT_OUT[other.verdict.kind]}" if other else clauses
+    other, aside = _shows_more(left_out, best, rows, all_priced(rows), letters)
+    return [*asides, f"{aside}, but {_WHY_LEFT_OUT[other.verdict.kind]}"] if other else asides
 
 
-def _of_others(rows: Sequence[Row]) -> str:
-    """Return a clause on the best figure among shared rows, if it is above the answer's."""
+def _of_others(rows: Sequence[Row], letters: Letters) -> list[str]:
+    """Return a sentence on the best figure among shared rows, if it is above the answer's."""
     best = best_of(rows)
     if best is None:
-        return ""
+        return []
     shared = [row for row in rows if row.side != best.first.side]
     ranked = [row for row in shared if row.verdict.kind not in (NOT_RANKED, OTHER_BATCH)]
-    return _shows_more(ranked, best, rows, best.is_priced)[1]
+    other, aside = _shows_more(ranked, best, rows, best.is_priced, letters)
+    return [aside] if other else []
 
 
 def _shows_more(
-    others: Sequence[Row], best: Best, rows: Sequence[Row], is_priced: bool
+    others: Sequence[Row], best: Best, rows: Sequence[Row], is_priced: bool, letters: Letters
 ) -> tuple[Row | None, str]:
-    """Return the row with the best figure and a clause on it; None if it is not above the best row's."""
+    """Return the row with the best figure and a sentence on it; None if it is not above the best row's."""
     answer = best.row or best.first
     known = [row for row in others if _ratio(row, is_priced)]
     other = max(known, key=lambda row: _value(row, is_priced), default=None)
     if other is None or _ratio(answer, is_priced) is None:
         return None, ""
     more = _value(other, is_priced) / _value(answer, is_priced) - 1
-    return (other, f"; {name_of(other, rows)} shows {_percent(more)} more") if more > 0.005 else (None, "")
-
-
-def named(row: Row, rows: Sequence[Row], *, beside: Row | None = None) -> str:
-    """Return the row's name, or only its place if `beside` has the same recipe."""
-    if beside is not None and beside.setup.recipe == row.setup.recipe and beside.place != row.place:
-        return name_of(row, rows).removeprefix(f"{row.setup.recipe} ")
-    return name_of(row, rows)
+    name = name_of(other, rows, letters=letters)
+    says = f"{name} shows {_percent(more)} more than {name_of(answer, rows, beside=other, letters=letters)}"
+    return (other, says) if more > 0.005 else (None, "")
 
 
 def what_counts(row: Row, priced: bool) -> str:
@@ -187,47 +256,69 @@ def _value(row: Row, priced: bool) -> float:
 
 
 def between(ratio: Interval | None) -> str:
-    """Return ` (between +1.2% and +3.4%)`; empty without an interval."""
+    """Return ` (95% interval +1.2 to +3.4%)`; empty without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
     if ratio.is_boundless and ratio.low > 1:
         return f" (at least {_percent(ratio.low - 1)})"
     if ratio.is_boundless:
         return " (so far anything is possible)"
-    return f" (between {100 * (ratio.low - 1):+.1f}% and {100 * (ratio.high - 1):+.1f}%)"
+    return f" (95% interval {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f}%)"
 
 
 def _percent(part: float) -> str:
     return f"{100 * part:.1f}%"
 
 
-def name_of(row: Row, rows: Sequence[Row]) -> str:
-    """Return the row's recipe, with enough detail to distinguish it from the other rows."""
-    name = row.setup.recipe
+def name_of(
+    row: Row, rows: Sequence[Row], *, beside: Row | None = None, letters: Letters = NO_LETTERS
+) -> str:
+    """Return the row's recipe, with enough detail to distinguish it from the other rows.
+
+    beside: a row that was named just before; what the two have in common is left out.
+    """
+    parts = _name(row, rows, letters)
+    if beside is not None and beside is not row:
+        known = _name(beside, rows, letters)
+        if row.setup.batch_size_per_gpu == beside.setup.batch_size_per_gpu:
+            parts.pop("batch", None)
+        new = {what: text for what, text in parts.items() if known.get(what) != text}
+        # `on p4d.24xlarge` or `at batch 64` reads well alone, `x 2` does not.
+        parts = (
+            new if new and new.keys() <= {"recipe", "place", "batch"} else {"recipe": parts["recipe"], **new}
+        )
+    return " ".join(parts.values())
+
+
+def _name(row: Row, rows: Sequence[Row], letters: Letters) -> dict[str, str]:
+    """Return the parts of the row's name, by what they say."""
+    parts = {"recipe": letters(row.setup.known_recipe or row.setup.recipe)}
     if len({other.place for other in rows}) > 1:
-        name += f" on {row.place}"
+        parts["place"] = f"on {row.place}"
     alike = [other for other in rows if (other.setup.recipe, other.place) == (row.setup.recipe, row.place)]
+    if len({other.setup.device_name for other in alike if other.setup.instance is None}) > 1:
+        parts["place"] = f"on {row.setup.device_name}"
     if len({other.setup.num_gpus for other in alike}) > 1:
-        name += f" x {row.setup.num_gpus}"
+        parts["gpus"] = f"x {row.setup.num_gpus}"
     if len({other.setup.batch_size_per_gpu for other in alike} - {None}) > 1:
-        name += f" at batch {row.setup.batch_size_per_gpu}"
+        parts["batch"] = f"at batch {row.setup.batch_size_per_gpu}"
     if len({other.setup.sequence_length for other in alike}) > 1:
-        name += f" of {row.setup.sequence_length} tokens"
+        parts["length"] = f"of {row.setup.sequence_length} tokens"
     of_a_kind = [other for other in alike if other.setup.data == row.setup.data]
     if len({other.setup.read_data for other in of_a_kind}) > 1:
-        name += f" from {row.setup.data} {row.setup.read_data or 'not identified'}"
+        parts["data"] = f"from {row.setup.data} {row.setup.read_data or 'not identified'}"
     elif len(of_a_kind) < len(alike):
-        name += f" from {row.setup.data}"
+        parts["data"] = f"from {row.setup.data}"
     same = [other for other in alike if _setup_of(other) == _setup_of(row)]
     if terms := _terms(row, same):
-        name += f" ({', '.join(terms)})"
+        parts["terms"] = f"({', '.join(terms)})"
     if versions := _versions(row, same):
-        name += f" with {', '.join(versions)}"
+        parts["versions"] = f"with {', '.join(versions)}"
     if row.side is not None:
-        name += f" of {row.side}"
+        parts["owner"] = f"of {row.side}"
     elif row.shared_by:
-        name += f" with runs of {', '.join(row.shared_by)}"
-    return name
+        parts["owner"] = f"with runs of {', '.join(row.shared_by)}"
+    return parts
 
 
 def which(row: Row, rows: Sequence[Row]) -> str:
@@ -346,7 +437,7 @@ def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     return [*price_notes(rows), *notes], len(by_note) - len(shown)
 
 
-def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+def decisive_notes(shown: Sequence[Row], rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
     """Return the notes on prices, then the notes that matter for a decision, in order of the rows.
 
     A note on all rows that are ranked against the baseline names no row.
@@ -356,7 +447,10 @@ def decisive_notes(shown: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     everyone = ranked if len(ranked) > 1 else []
     return [
         *price_notes(rows),
-        *(_named(note, of, rows, everyone=everyone, most=_MOST_NAMES) for note, of in by_note.items()),
+        *(
+            _named(note, of, rows, everyone=everyone, most=_MOST_NAMES, letters=letters)
+            for note, of in by_note.items()
+        ),
     ]
 
 
@@ -375,6 +469,7 @@ def _named(
     *,
     everyone: Sequence[Row],
     most: int | None = None,
+    letters: Letters = NO_LETTERS,
 ) -> str:
     """Return the note with the names of its rows, or without names if it is about `everyone`.
 
@@ -383,7 +478,7 @@ def _named(
     is_of_all = everyone and all(row in concerned for row in everyone)
     if is_of_all and (most is None or len(concerned) == len(everyone)):
         return note
-    names = [*dict.fromkeys(name_of(row, rows) for row in concerned)]
+    names = [*dict.fromkeys(name_of(row, rows, letters=letters) for row in concerned)]
     return f"{first_names(names, most)}: {note}"
 
 

@@ -116,6 +116,11 @@ class Recipe:
         return cls(**values)
 
     @property
+    def is_equivalent(self) -> bool:
+        """Whether its blocks compute what the model's do, up to rounding."""
+        return self.blocks != "te-article"
+
+    @property
     def compiles(self) -> bool:
         """Whether the first call of the recipe's model compiles, scripts, exports or captures something."""
         compiled = self.compile_mode != "none" or self.pointwise == "scripted" or self.engine == "ort"

@@ -26,6 +26,7 @@ from fastlaunch.report.page import charts
 from fastlaunch.report.table import in_order, is_comparable
 from fastlaunch.report.text import (
     UNKNOWN,
+    asides_of,
     dated,
     decisive_notes,
     dollars,
@@ -259,7 +260,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "num_drawn": len(data["runs"]),
         "num_runs": sum(row.num_runs for row in rows),
         "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
-        "notes": decisive_notes(ordered, rows),
+        "notes": [*asides_of(rows), *decisive_notes(ordered, rows)],
         "data": data,
     }
 
