@@ -167,7 +167,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Letters) -> str:
         of_second = _ratio(second, priced)
         assert of_second is not None
         return f"{more}, the next best{between(reciprocal(of_second))}"
-    return f"{more}, by figures without an interval"
+    return f"{more}, without an interval"
 
 
 def _where(rows: Sequence[Row]) -> str:
