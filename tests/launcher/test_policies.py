@@ -170,6 +170,7 @@ JOB_NEEDS: list[_Need] = [
     ("secretsmanager:GetSecretValue", SECRET, {}),
     ("s3:GetObject", f"{MORE}/x", {}),
     ("s3:ListBucket", MORE, {"s3:prefix": "x/"}),
+    ("s3:ListBucket", "arn:aws:s3:::acme-data", {"s3:prefix": "imagenet/x/"}),
 ]
 SHARED = f"{S3}/fastlaunch/shared"
 GRANT = {"kms:GrantIsForAWSResource": "true"}

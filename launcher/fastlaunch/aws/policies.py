@@ -61,11 +61,15 @@ def policy_names() -> tuple[str, ...]:
 def statements(name: str, names: AccountNames) -> list[dict[str, Any]]:
     """Return the statements of a policy, each with its `Why`."""
     values = _values(names)
-    return [
-        {"Why": given.pop("Why"), "Sid": given.pop("Sid"), "Effect": "Allow", **_filled(given, values)}
-        for given in map(dict, _data()["policies"][name])
-        if values[given.pop("OnlyWith", "account")]
-    ]
+    filled = []
+    for given in map(dict, _data()["policies"][name]):
+        if not values[given.pop("OnlyWith", "account")]:
+            continue
+        why, sid, several = given.pop("Why"), given.pop("Sid"), given.pop("ForEach", None)
+        for number, of_one in enumerate(values[several] if several else ({},), start=1):
+            named = {"Why": why, "Sid": sid if number == 1 else f"{sid}{number}", "Effect": "Allow"}
+            filled.append(named | _filled(given, values | of_one))
+    return filled
 
 
 def policy(name: str, names: AccountNames) -> dict[str, Any]:
@@ -102,6 +106,10 @@ def _values(names: AccountNames) -> dict[str, Any]:
     """Return the values for the names in braces."""
     vpc = f"arn:{names.partition}:ec2:*:{names.account}:vpc/{names.vpc}"
     folders = [f"arn:{names.partition}:s3:::{uri.removeprefix('s3://')}" for uri in names.inputs]
+    prefixes: dict[str, list[str]] = {}
+    for folder in folders:
+        bucket, _, prefix = folder.partition("/")
+        prefixes.setdefault(bucket, []).append(f"{prefix}*")
     return {
         **asdict(names),
         "folder": f"{names.prefix}/" if names.prefix else "",
@@ -109,8 +117,10 @@ def _values(names: AccountNames) -> dict[str, Any]:
         "user_id": names.policy_variable("aws:userid"),
         "ami_parameter": (names.ami_parameter or "").lstrip("/"),
         "input_objects": tuple(f"{folder}*" for folder in folders),
-        "input_buckets": tuple(dict.fromkeys(folder.partition("/")[0] for folder in folders)),
-        "input_prefixes": tuple(f"{folder.partition('/')[2]}*" for folder in folders),
+        "input_buckets": tuple(prefixes),
+        "by_input_bucket": tuple(
+            {"input_bucket": bucket, "input_prefixes": tuple(of)} for bucket, of in prefixes.items()
+        ),
         "vpcs": (vpc,) if names.vpc else (),
         "training_types": tuple(f"ml.{name}" for name in names.instance_types),
         "false_with_types": ("false",) if names.instance_types else (),
