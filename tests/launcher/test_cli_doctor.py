@@ -141,6 +141,21 @@ def test_without_a_login_it_says_what_to_do(
     assert "next: aws configure" in err.splitlines()
 
 
+@pytest.mark.parametrize("profile", ["missing-program", "no-json"])
+def test_a_login_that_failed_is_not_mended_by_configuring_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile: str
+) -> None:
+    programs = {"missing-program": "/no/such/program", "no-json": "/bin/echo no json"}
+    config = tmp_path / "aws-config"
+    config.write_text(f"[profile {profile}]\ncredential_process = {programs[profile]}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", profile)
+    assert doctor(*TYPE, aws=Aws(attempts=1)) == 3
+    out, err = capsys.readouterr()
+    assert f"failed: login: the AWS login of profile '{profile}' failed" in out
+    assert err.splitlines()[-1] == "next: fastlaunch doctor --instance p5.48xlarge"
+
+
 def test_an_empty_config_ends_with_2(
     account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -318,8 +318,11 @@ def test_home_must_take_a_megabyte(tmp_path: Path) -> None:
     check_home(tmp_path / "home")
     assert list(runs.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"):
-        check_home(tmp_path / "file")
+    for home in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match=f"{tmp_path / 'file'} is no folder") as refused:
+            check_home(home)
+        # A full disk is not what is wrong.
+        assert "space" not in (refused.value.hint or "")
     # The name leads to a device that is always full.
     (runs / f".probe-{os.getpid()}").symlink_to("/dev/full")
     with pytest.raises(UserError, match="No space left on device"):

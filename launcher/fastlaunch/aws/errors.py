@@ -22,6 +22,7 @@ from fastlaunch.core.errors import (
     Throttled,
     TlsFailed,
     Unreachable,
+    UserError,
 )
 from fastlaunch.core.plan import Ending
 from fastlaunch.core.settings import profile_name
@@ -276,6 +277,11 @@ def is_unknown_job(error: CloudRefused) -> bool:
         error.code == "ValidationException"
         and ("Requested resource not found" in error.message or "Could not find" in error.message)
     )
+
+
+def is_without_keys(error: UserError) -> bool:
+    """Return whether no login is set up at all, rather than one that failed."""
+    return isinstance(error, CloudRefused) and error.code == "NoCredentialsError"
 
 
 def unanswered(api_call: ApiCall, names: tuple[str, ...], message: str) -> CloudRefused | None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastlaunch.aws.errors import is_without_keys
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import examples, next_command, print_json, profile_option, table_or_json_option
 from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.activity import activity
-from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, NotAuthorised
+from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import split_names, utc_day
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws
@@ -143,7 +144,8 @@ def _print_json(results: Sequence["Check"]) -> None:
 
 
 def _next(context: World, results: Sequence["Check"], job: "CheckContext") -> str:
-    if any(check.name == "login" and isinstance(check.error, NotAuthorised) for check in results):
+    # A profile whose program or session failed is not mended by new keys: its hint says what to do.
+    if any(check.error is not None and is_without_keys(check.error) for check in results):
         return "aws configure"
     if any(check.error is not None for check in results):
         return shlex.join(["fastlaunch", *context.argv])

@@ -1,5 +1,6 @@
 """Files in FASTLAUNCH_HOME are private to the user: folders 0700, files 0600."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from fastlaunch.core.errors import UserError
 
 #: File name of the ledger.
 LEDGER_NAME = "ledger.sqlite"
+ANOTHER_HOME = "set FASTLAUNCH_HOME to a folder that can be written"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 #: Free disk space needed before anything starts: more than the records of a few hundred steps take.
 _PROBE_BYTES = 2**20
@@ -21,8 +23,23 @@ def writing(path: Path, more: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = f"free some space, or set FASTLAUNCH_HOME to a folder that can be written{more}"
-        raise UserError(f"{path} cannot be written: {error.strerror}", hint) from None
+        raise unwritable(path, error, f"{ANOTHER_HOME}{more}") from None
+
+
+def unwritable(path: Path, error: OSError, elsewhere: str) -> UserError:
+    """Return the error for a place that cannot be written, with what to do about it.
+
+    elsewhere: how to choose another place, such as `give another --to`.
+    """
+    problem, remedy = error.strerror or str(error), elsewhere
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"free some space, or {elsewhere}"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        for place in (path, *path.parents):
+            if place.exists() and not place.is_dir():
+                problem, remedy = f"{place} is no folder", f"move it away, or {elsewhere}"
+                break
+    return UserError(f"{path} cannot be written: {problem}", remedy)
 
 
 def make_folder(path: Path) -> None:

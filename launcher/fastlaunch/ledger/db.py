@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.core.home import private
+from fastlaunch.core.home import ANOTHER_HOME, private
 
 #: Marks an SQLite file as a fastlaunch ledger ("flrl").
 APPLICATION_ID = 0x666C726C
@@ -270,15 +270,17 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         # The lowest byte of an extended code is the kind.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        elsewhere = "free some space, or set FASTLAUNCH_HOME to a folder that can be written"
         # Python finds text that is none, and gives no code; JSON that is none has no code of its own.
         is_cell = "decode" in str(error) or str(error) == "malformed JSON"
         if is_cell or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise damaged(path, str(error)) from None
-        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            raise UserError(f"{path} cannot be written: {error}", elsewhere) from None
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            hint = f"free some space, or {ANOTHER_HOME}"
+            raise UserError(f"{path} cannot be written: {error}", hint) from None
+        if code == sqlite3.SQLITE_READONLY:
+            raise UserError(f"{path} cannot be written: {error}", ANOTHER_HOME) from None
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise UserError(f"{path} cannot be opened: {error}", elsewhere) from None
+            raise UserError(f"{path} cannot be opened: {error}", ANOTHER_HOME) from None
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise UserError(
                 f"{path} has been in use by another process for {BUSY_TIMEOUT_S:.0f} s",

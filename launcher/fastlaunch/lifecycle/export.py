@@ -19,6 +19,7 @@ from typing import Any, Self
 from fastlaunch.analysis.pooling import Group
 from fastlaunch.analysis.pricing import PriceRequest, price_row
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.home import unwritable
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.jobs.job import Script
 from fastlaunch.ledger.ids import recorded_run_id
@@ -81,10 +82,7 @@ def export_runs(
     except DamagedFile as error:
         raise UserError(f"a record file cannot be read: {error.strerror}", "leave its run out") from None
     except OSError as error:
-        raise UserError(
-            f"{destination} cannot be written: {error.strerror or error}",
-            "free some space, or give another --to",
-        ) from None
+        raise unwritable(destination, error, "give another --to") from None
 
 
 def _write_folders(

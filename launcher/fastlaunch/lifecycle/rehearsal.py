@@ -37,6 +37,7 @@ from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import find_base_image, public_uri
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
+from fastlaunch.core.home import writing
 from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import make_bundle, wheel_folder
@@ -148,11 +149,9 @@ def _image_and_code(world: World, jobs: Jobs) -> tuple[str, Path, CodeBundle]:
         base, user_file=jobs.user_file, commit=world.commit, wheels=wheel_folder(world.settings)
     )
     path = world.settings.home.absolute() / "code" / bundle.sha256 / f"{bundle.sha256}.tar.gz"
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bundle.data)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "free some space") from None
     return public_uri(base), path, CodeBundle.under("", sha256=bundle.sha256, commit=bundle.commit)
 
 

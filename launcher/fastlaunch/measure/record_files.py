@@ -322,7 +322,7 @@ class _Reader:
         """Return the header, which is the first line."""
         text = self.text()
         if not text:
-            raise self.error("empty: no header")
+            raise self.error("empty: it holds no line of a record")
         try:
             line = _parsed(text.removeprefix(codecs.BOM_UTF8))
         except (ValueError, RecursionError):
