@@ -8,6 +8,7 @@ import math
 import shlex
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ ARTICLE = (
     "--measured-only",
 )
 P5, P4D = "p5.48xlarge", "p4d.24xlarge"
+MEASUREMENTS = Path(__file__).parents[2] / "train" / "measurements"
 
 
 def data(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
@@ -48,6 +50,12 @@ def data(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     found = json.loads(capsys.readouterr().out)
     assert code == (1 if found["pick"] is None else 0)
     return found
+
+
+@pytest.fixture
+def published() -> None:
+    """The published figures alone in the ledger, so that others keep the global batch of their bf16."""
+    assert run(["runs", "import", "--published"]) == 0
 
 
 def on_article_s(found: Any) -> list[Any]:
@@ -91,6 +99,7 @@ def test_what_is_not_equivalent_is_left_out_with_the_reason(capsys: pytest.Captu
         assert "known not to be equivalent" in reasons[place, recipe]
 
 
+@pytest.mark.usefixtures("published")
 def test_another_global_batch_is_left_out_unless_a_sample_counts_as_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -101,6 +110,19 @@ def test_another_global_batch_is_left_out_unless_a_sample_counts_as_one(
     assert (first["instance"], first["recipe"]) == (P4D, "te-article")
     reasons = {each["recipe"]: each["reason"] for each in found["left_out"] if each["instance"] == P5}
     assert reasons["te-article-fp8"].startswith("global batch 1024, not 512 as bf16")
+
+
+def test_measurements_that_are_shipped_or_imported_keep_one_global_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--workload", "vit-huge", "--samples", "100M")
+    shipped = data(capsys, *words)
+    assert run(["runs", "import", str(MEASUREMENTS / "vit-huge-fused-h100")]) == 0
+    imported = data(capsys, *words)
+    # The published figures were on an instance type, with another batch.
+    assert shipped["reference"] == imported["reference"] == {"recipe": "bf16", "global_batch": 256}
+    for name in ("instance", "recipe", "batch_size_per_gpu"):
+        assert shipped["pick"][name] == imported["pick"][name], name
 
 
 @pytest.mark.parametrize(("steps_only", "cheapest"), [(True, P5), (False, P4D)])
@@ -523,6 +545,7 @@ def write_config(text: str) -> None:
     config_path().write_text(text, encoding="utf-8")
 
 
+@pytest.mark.usefixtures("published")
 def test_what_this_account_pays_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert on_article_s(data(capsys, *BF16_ONLY))[0]["instance"] == P4D
     write_config("rates: {p5: {discount: 0.5}}\n")
@@ -530,6 +553,7 @@ def test_what_this_account_pays_decides(capsys: pytest.CaptureFixture[str]) -> N
     assert (first["instance"], first["usd_per_hour"]) == (P5, 55.04 / 2)
 
 
+@pytest.mark.usefixtures("published")
 def test_old_prices_warn_and_are_refused_only_where_the_config_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -554,6 +578,7 @@ def write_spot_prices(usd_per_hour: float, *, age_hours: float = 0.0) -> None:
     write_market(settings.home / MARKET_PRICES, [price])
 
 
+@pytest.mark.usefixtures("published")
 def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -577,6 +602,7 @@ def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
     assert data(capsys, *BF16_ONLY, *both, *rates, *deadline)["pick"]["purchase"] == "on-demand"
 
 
+@pytest.mark.usefixtures("published")
 @pytest.mark.parametrize(("age_hours", "is_old"), [(0.5, False), (1.5, True)])
 def test_spot_prices_are_old_after_an_hour(
     age_hours: float, is_old: bool, capsys: pytest.CaptureFixture[str]
@@ -586,6 +612,7 @@ def test_spot_prices_are_old_after_an_hour(
     assert any("older than an hour" in text for text in warnings) == is_old
 
 
+@pytest.mark.usefixtures("published")
 def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

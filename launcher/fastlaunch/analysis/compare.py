@@ -371,8 +371,9 @@ def _baseline(items: Sequence[PricedGroup], name: str | None) -> PricedGroup:
 
 
 def baseline_of(rows: Sequence[Row]) -> Row | None:
-    """Return the row to compare a workload's other rows with; prefer a row on an instance type."""
-    kept = [row for row in rows if row.setup.instance] or rows
+    """Return the row to compare a workload's other rows with; prefer a measured one, on an instance type."""
+    measured = [row for row in rows if row.setup.kind == "records"] or rows
+    kept = [row for row in measured if row.setup.instance] or measured
     items = [
         PricedGroup(group=row.group, price=row.price, validity=row.validity, unverified=not row.is_barred)
         for row in kept
