@@ -76,10 +76,9 @@ test-full: $(INSTALLED) sagemaker-sdk trackers triton
 statistics: $(INSTALLED)
 	@cd tests && ../$(BIN)/python -m benchmarks.statistics_page
 
-# The variable spares what the theme says of its successor.
 docs: $(INSTALLED)
 	@echo '==> the documentation as a site in $(BUILD)/site'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@PYTHONPATH=docs $(BIN)/zensical build --strict --clean
 
 mutations: $(INSTALLED)
 	@$(BIN)/python tests/mutate.py
@@ -160,4 +159,4 @@ tables: $(INSTALLED)
 check: lint types wheel docs test test-cloud test-slow
 
 clean:
-	rm -rf $(VENV) .venv-sagemaker .venv-trackers $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-sagemaker .venv-trackers $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

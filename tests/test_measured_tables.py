@@ -48,7 +48,8 @@ def test_the_overview_quotes_the_tables() -> None:
     rows = re.findall(
         r"^\| \[[^]]*\]\(([\w-]+\.md)\)(.*)", overview.read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert len(rows) == len(RESULTS) - 1
+    tabled = [page for page in RESULTS if commands_of(page.read_text(encoding="utf-8"))]
+    assert {page for page, _ in rows} == {page.name for page in tabled}
     for page, row in rows:
         table = (overview.parent / page).read_text(encoding="utf-8")
         figures = re.findall(r"\d+\.\d+", row)

@@ -150,7 +150,7 @@ class Measuring:
 
         def make(runs: list[PlannedRun], gpus: list[int]) -> None:
             # Of this thread, whose processes inherit it: rounds take no CPUs from each other. What else
-            # shares their host still shows in runs that wait for it (train/measurements/README.md).
+            # shares their host still shows in runs that wait for it (docs/results/records.md).
             os.sched_setaffinity(0, share_of(cpus, gpus, num_gpus))
             try:
                 for run in runs:

@@ -3,7 +3,7 @@
 A program holds the queries, keys, values and the gradient of a head, so that scores and their gradients are
 computed once, no partial sum leaves the chip, and the rows' sums of output times gradient need no separate
 pass. cuDNN 9.19 has such a pass, and another that converts the queries' gradients from fp32; in all it takes
-twice as long for 197 tokens of 80 (train/measurements/fp8-fused.md).
+twice as long for 197 tokens of 80 (docs/results/fp8-fused.md).
 
 Each of n programs does every n-th head. With several ranks, each program takes the next free head instead:
 NCCL keeps multiprocessors busy, and programs that wait for one would do their share after all others have

@@ -13,7 +13,7 @@ Where it pays, the next tile or row is loaded before this one is stored: no comp
 that might be to the same memory, and the memory would be idle in between. Casts by themselves take 2 to 5%
 longer with it, because it needs more registers.
 
-Tile sizes are those that were fastest at 50,432 rows on an H200 (train/measurements/fp8-fused.md).
+Tile sizes are those that were fastest at 50,432 rows on an H200 (docs/results/fp8-fused.md).
 tests/gpu/test_gpu_fp8_fused.py checks every kernel, at the sizes it ships with, against `reference`.
 """
 
