@@ -128,16 +128,19 @@ def test_another_batch_is_shown_and_not_ranked(tmp_path: Path) -> None:
     assert len(data["rows"]) == 2
 
 
-def test_a_label_has_the_number_of_several_settings(tmp_path: Path) -> None:
+def test_labels_have_letters_for_long_settings(tmp_path: Path) -> None:
     several = "bf16 ddp_bucket_mb=25 grad_accumulation=2"
     for number, recipe in enumerate(("bf16", "bf16 ddp_bucket_mb=25", several)):
         write_run(tmp_path / str(number), recipe=recipe, run_id=f"run-{number}")
     assert run(["runs", "import", str(tmp_path)]) == 0
     given = report(price_as=CHARGED, predictions=False).page_input()
-    labels = {"bf16", "bf16 ddp_bucket_mb=25", "bf16 (2 settings)"}
-    _, data = cost_chart(given)
-    assert {of["label"].partition(" on ")[0] for of in data["rows"]} == labels
-    assert {row["short"] for row in data_of(as_html(given, ""))["vit-huge"]["rows"]} == labels
+    labels = {"bf16 on H200", "bf16 +a on H200", "bf16 +a+b on H200"}
+    spec, data = cost_chart(given)
+    assert {of["label"] for of in data["rows"]} == labels
+    assert "ddp_bucket_mb=25" in spec["title"]["text"] and "grad_accumulation=2" in spec["title"]["text"]
+    html = as_html(given, "")
+    assert {row["short"] for row in data_of(html)["vit-huge"]["rows"]} == labels
+    assert spec["title"]["text"] in html
 
 
 def test_without_a_price_rows_have_speeds_and_nothing_is_predicted(tmp_path: Path) -> None:

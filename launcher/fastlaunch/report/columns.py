@@ -90,7 +90,7 @@ def columns_of(
     quantity: dict[str, Any] = {**speed, "format": _without_range}
     money: dict[str, Any] = {**cost, "format": partial(with_range, format_value=dollars)}
     return [
-        RowColumn("row", lambda row: name_of(row, rows), is_summary=True),
+        RowColumn("row", lambda row: name_of(row, rows, letters=letters), is_summary=True),
         RowColumn("recipe", lambda row: name_of(row, rows, letters=letters), in_overview=True),
         RowColumn("instance", lambda row: row.place, part=Part.IDENTITY),
         *map(

@@ -51,13 +51,14 @@ class Letters:
             return recipe.label
         return f"{recipe.name} +{'+'.join(self._letters[override] for override in recipe.overrides)}"
 
-    def legend(self, width: int) -> str:
-        """Return `a: optimizer_impl=fused, b: step_graph=true` in lines; empty without letters."""
+    def legend(self, width: int | None = None) -> str:
+        """Return `a: optimizer_impl=fused, b: step_graph=true` in lines of `width`; empty without letters."""
         entries = [
             f"{letter}:\N{NO-BREAK SPACE}{field}={value}" for (field, value), letter in self._letters.items()
         ]
-        filled = textwrap.fill(", ".join(entries), width, break_on_hyphens=False)
-        return filled.replace("\N{NO-BREAK SPACE}", " ")
+        text = ", ".join(entries)
+        lines = textwrap.fill(text, width, break_on_hyphens=False) if width else text
+        return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 #: Spells every override out.

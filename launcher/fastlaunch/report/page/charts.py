@@ -217,6 +217,8 @@ def picture(spec: Spec, datasets: Mapping[str, Rows]) -> bytes:
 
     config = {
         **{"background": "white", "font": "DejaVu Sans", "view": {"stroke": None}},
+        # Labels would lie on its lines.
+        "axis": {"grid": False},
         **{"legend": {"columns": 6, "symbolOpacity": 1}, "range": {"category": list(COLOURS)}},
     }
     # The page fits a chart to its own width; a picture has a fixed one.

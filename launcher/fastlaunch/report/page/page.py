@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from fastlaunch.analysis.best import script_command
+from fastlaunch.analysis.best import all_priced, at_home, best_of, ratio_of, script_command
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
+from fastlaunch.analysis.statistics import BETTER
 from fastlaunch.analysis.suggest import place_of, submit_command
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
@@ -30,10 +31,12 @@ from fastlaunch.report.text import (
     dated,
     decisive_notes,
     dollars,
+    letters_of,
     name_of,
     number,
     rate_of,
     sentence_of,
+    what_counts,
     with_range,
 )
 from fastlaunch_train.recipes.recipe import Recipe
@@ -48,6 +51,8 @@ _MOST_LABELS = 14
 #: Digits of numbers in charts.
 _DIGITS = 4
 _S_PER_HOUR = 3600.0
+#: How a picture shows what its letters mean.
+_LEGEND = {"fontSize": 11, "fontWeight": "normal", "offset": 12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +74,6 @@ class PageInput:
     catalogue: Catalogue
     today: datetime.date
     own_region: str
-    title: str = "What a dollar of training bought"
     series: Mapping[str, Sequence[RankSeries]]  # by run id; runs without records have none
     predicted: Mapping[str, Sequence[Predicted]]  # by workload
 
@@ -91,7 +95,7 @@ def as_html(given: PageInput, bundle: str) -> str:
     style, script = shipped_text("report.css"), shipped_text("report.js")
     return page.render(
         policy=_policy(style, [bundle, script]),
-        title=given.title,
+        title=_title(comparison.rows),
         sections=sections,
         warnings=comparison.warnings,
         today=given.today.isoformat(),
@@ -126,10 +130,11 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
             f"no run of {workload} has a price",
             "give the hourly price of a machine with --usd-per-hour, or an instance type with --price-as",
         )
+    drawn = [row for row, _, _ in ranked]
+    letters = letters_of(drawn)
     points = []
     for row, usd, hours in ranked:
-        name = name_of(row, [other for other, _, _ in ranked])
-        name += "" if row.place in name else f" on {row.place}"
+        name = _placed(name_of(row, drawn, letters=letters), row)
         points.append(
             _point(name, colours(row.setup.known_recipe or row.setup.recipe), "measured", hours, usd)
         )
@@ -146,22 +151,20 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     rows_of_chart = [
         {
             **point,
-            "label": _short(point["name"]) if point in labelled else None,
+            "label": point["name"] if point in labelled else None,
             "side": "left" if point["hours"] > middle else "right",
         }
         for point in points
     ]
-    return charts.cost_against_time(rows[0].setup.sample_unit), {"rows": rows_of_chart, "front": front}
+    spec = charts.cost_against_time(rows[0].setup.sample_unit)
+    if legend := letters.legend():
+        spec["title"] = {"text": legend, "anchor": "start", "orient": "bottom", **_LEGEND}
+    return spec, {"rows": rows_of_chart, "front": front}
 
 
-def _short(name: str) -> str:
-    """Return a name as a label, with several settings as their number so that they do not hide points."""
-    words = name.split(" ")
-    settings = [word for word in words if "=" in word]
-    if len(settings) < 2:
-        return name
-    words[words.index(settings[0])] = f"({len(settings)} settings)"
-    return " ".join(word for word in words if word not in settings)
+def _placed(name: str, row: Row) -> str:
+    """Return the row's name with its instance type or GPU."""
+    return name if row.place in name else f"{name} on {row.place}"
 
 
 def _point(name: str, colour: str, kind: str, hours: Interval, usd: Interval) -> dict[str, Any]:
@@ -198,13 +201,36 @@ def _packed(value: object) -> str:
     return base64.b64encode(gzip.compress(text.encode(errors="replace"), mtime=0)).decode()
 
 
+def _title(rows: Sequence[Row]) -> str:
+    if all_priced(rows) and any(row.verdict.ratio for row in rows):
+        return "What a dollar of training bought"
+    return "What trained fastest"
+
+
+def _figure(rows: Sequence[Row]) -> dict[str, str] | None:
+    """Return the answer's number, `2.10x`, and what it counts; None if nothing beats the baseline."""
+    best = best_of(at_home(rows))
+    ratio = ratio_of(best.first, is_priced=best.is_priced) if best and best.kind == BETTER else None
+    if best is None or best.second is None or ratio is None:
+        return None
+    of = name_of(best.second, rows, beside=best.first)
+    return {
+        "number": f"{ratio.value:.2f}x",
+        "counts": f"the {what_counts(best.first, best.is_priced)} of {of}",
+    }
+
+
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     """Return a workload's section: `data` for the scripts, and the texts of the page."""
     rate_unit = rate_of(rows[0])[1]
     unit, _, period = rate_unit.partition("/")
-    names = {id(row): name_of(row, rows) for row in rows}
+    letters = letters_of(rows)
+    names = {id(row): name_of(row, rows, letters=letters) for row in rows}
     ordered = in_order(rows)
-    columns = [column for column in columns_of(rows) if column.is_summary]
+    columns = [column for column in columns_of(rows, letters=letters) if column.is_summary]
+    columns = [column for column in columns if any(column.text(row) for row in rows)]
+    # The verdict stands beside the name, so that a narrow screen does not cut it off.
+    columns = [columns[0], columns[-1], *columns[1:-1]]
     colours = _colours(ordered)
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
     numbers = {id(row): number for number, row in enumerate(ordered)}
@@ -234,7 +260,9 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "workload": workload,
         "unit": unit,
         "columns": [(column.name, column.at_price) for column in columns],
-        "answer": sentence_of(rows),
+        "answer": sentence_of(rows, letters),
+        "figure": _figure(rows),
+        "legend": letters.legend(),
         "groups": [
             (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])
             for heading, of_group in _groups(ordered).items()
@@ -260,7 +288,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "num_drawn": len(data["runs"]),
         "num_runs": sum(row.num_runs for row in rows),
         "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
-        "notes": [*asides_of(rows), *decisive_notes(ordered, rows)],
+        "notes": [*asides_of(rows, letters), *decisive_notes(ordered, rows, letters)],
         "data": data,
     }
 
@@ -323,7 +351,7 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
     setup, hours, (rate, _) = row.setup, _hours(rate_on_type(row.group)), rate_of(row)
     return {
         "name": name,
-        "short": _short(name),
+        "short": _placed(name, row),
         "colour": colours(setup.known_recipe or setup.recipe),
         "place": _place_key(row),
         "numNodes": setup.num_nodes,
@@ -350,7 +378,7 @@ def _predicted_data(
     return {
         **place,
         "name": of.name,
-        "short": _short(of.name),
+        "short": of.name,
         "colour": colours(of.recipe),
         "usdPerHour": of.usd_per_hour,
         "hours": _interval(of.hours),
