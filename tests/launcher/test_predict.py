@@ -9,7 +9,7 @@ import pytest
 
 from fastlaunch.analysis.anchors import Refusal, read, read_anchors, read_unit
 from fastlaunch.analysis.predict import Fit, Prediction, Predictor, features_of, pcie_share
-from fastlaunch.catalog.hardware import identify
+from fastlaunch.catalog.hardware import identify, image_flops
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
 from fastlaunch.cli.predict import ADDED
@@ -84,6 +84,45 @@ def test_what_a_gpu_cannot_do_is_not_in_the_range() -> None:
     for ceiling in (free.predicted, 0.5 * free.predicted, 0.01 * free.predicted):
         found = answer(ceiling)
         assert found.low < found.predicted < found.high <= ceiling
+
+
+@pytest.mark.parametrize("gpu", ["H100", "T4", "K80"])
+@pytest.mark.parametrize("model", ["resnet50", "ssd300", "vit_large_patch16_224", "RetinaNet"])
+@pytest.mark.parametrize("precision", ["amp", "fp32"])
+def test_no_range_of_a_named_image_model_passes_the_peak(gpu: str, model: str, precision: str) -> None:
+    # The anchors' throughput is beyond what any GPU does with these models.
+    query = row(model, gpu, precision=precision, params="")
+    answer = predicted(matrix(factor=200.0), query)
+    (config, _) = read(query)
+    assert config.gpu is not None and config.image_flops is not None
+    peak_tflops = max(peak for name, peak in config.gpu.peak_tflops.items() if name not in ("fp8", "fp4"))
+    assert answer.predicted < answer.high <= 0.75 * peak_tflops * 1e12 / config.image_flops * 1.001
+
+
+@pytest.mark.parametrize(
+    ("model", "pixels", "gmacs"),
+    [
+        # ResNet-50 has 4.1e9 multiply-adds at 224 pixels, ViT-B/16 17.6e9 and as many a pixel.
+        ("ResNet-50", 224, 4.1),
+        ("resnet50.a1_in1k", None, 4.1),
+        ("Classification/ConvNets/resnet50v1.5 (PyTorch)", None, 4.1),
+        ("resnet50", 448, 16.4),
+        ("vit_base_patch16_224", 224, 17.6),
+        ("ssd300", 300, 20.2),
+    ],
+)
+def test_the_flops_of_named_image_models(model: str, pixels: float | None, gmacs: float) -> None:
+    assert image_flops(model, pixels) == pytest.approx(6e9 * gmacs, rel=0.06)
+    assert image_flops("of nobody", pixels) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "active"),
+    [("Llama3-8B", 8e9, 8e9), ("Qwen3_235B_a22B", 235e9, 22e9), ("DeepSeekV3 (w/ MTP)", 671e9, 37e9)],
+)
+def test_a_mixture_of_experts_uses_a_part_of_its_weights(model: str, params: float, active: float) -> None:
+    (config, _) = read(row(model, "H100", unit="tokens/s", params=params))
+    assert config.active_params == active
 
 
 def test_fp8_on_a_generation_where_nobody_ran_it_is_the_widest_class() -> None:

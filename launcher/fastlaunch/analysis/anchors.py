@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fastlaunch.catalog.hardware import Gpu, identify, training_throughput
+from fastlaunch.catalog.hardware import Gpu, identify, image_flops, training_throughput
 
 Row = Mapping[str, str]
 
@@ -23,6 +23,18 @@ CLASSES = ("A", "B", "B0", "C", "D")
 #: on an A100 and 0.80 on an H100 in bf16, and to 0.71 in FP8.
 MOST_OF_PEAK = 0.75
 _FROZEN = r"lora|adapter|peft|prefix|frozen"
+#: Weights that a token uses in mixtures of experts whose names do not say it, by their model cards.
+_ACTIVE_PARAMS = {
+    "deepseekv3": 37e9,
+    "deepseekr1": 37e9,
+    "gptoss120b": 5.1e9,
+    "gptoss20b": 3.6e9,
+    "mixtral8x7b": 12.9e9,
+}
+#: Precisions that mean the best format that the GPU has, as `FP8/AMP mix`.
+_MIX = r"mix.*amp|amp.*mix"
+#: FLOPs of a training per weight and image of 224 pixels: those of ResNet-50.
+_IMAGE_FLOPS_PER_WEIGHT = 960.0
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "second"), 1),
     **dict.fromkeys(("min", "minute"), 60),
@@ -49,6 +61,7 @@ class Config:
     workload: str  # model and unit, normalised
     model: str
     params: float | None
+    image_flops: float | None  # of a forward and backward pass on one image
     unit: str  # such as `images`
     family: str
     precision: str
@@ -83,31 +96,58 @@ class Config:
         return next((peaks[name] for name in formats if name in peaks), max(peaks.values()))
 
     @property
-    def log_ceiling(self) -> float:
-        """Return the log of tokens/s of a GPU at which a dense model reaches `MOST_OF_PEAK`, or infinity.
+    def active_params(self) -> float | None:
+        """Return the weights that a token uses: of a mixture of experts only a part of `params`."""
+        if self.params is None:
+            return None
+        in_name = re.search(r"\ba(\d+)b\b", re.sub("[^a-z0-9]", " ", self.model))
+        if in_name:
+            return float(in_name[1]) * 1e9
+        name = re.sub("[^a-z0-9]", "", self.model)
+        return next((active for known, active in _ACTIVE_PARAMS.items() if known in name), self.params)
 
-        6 FLOPs per weight, 4 where weights are frozen and have no gradient. For other units `params` does not
-        give the FLOPs.
+    @property
+    def log_ceiling(self) -> float:
+        """Return the log of units/s of a GPU at which a dense model reaches `MOST_OF_PEAK`, or infinity.
+
+        A token takes 6 FLOPs per weight, 4 where weights are frozen and have no gradient. The FLOPs of other
+        units than tokens and images are unknown.
         """
-        if self.unit != "tokens" or self.params is None or self.gpu is None:
+        if self.gpu is None:
             return math.inf
-        active = re.search(r"\ba(\d+)b\b", self.model)
-        params = float(active[1]) * 1e9 if active else self.params
-        flops = 4 if re.search(_FROZEN, f"{self.task} {self.precision} {self.model}") else 6
-        return math.log(MOST_OF_PEAK * self.peak_tflops * 1e12 / (flops * params))
+        flops = self.image_flops
+        if self.unit == "tokens" and self.active_params is not None:
+            flops = self.active_params * (
+                4 if re.search(_FROZEN, f"{self.task} {self.precision} {self.model}") else 6
+            )
+        if not flops:
+            return math.inf
+        peaks = [self.peak_tflops]
+        if self.family == "single":
+            # Libraries take TF32 for convolutions in fp32.
+            peaks.append(self.gpu.peak_tflops.get("tf32", 0.0))
+        elif re.search(_MIX, self.precision):
+            peaks += self.gpu.peak_tflops.values()
+        return math.log(MOST_OF_PEAK * max(peaks) * 1e12 / flops)
 
     @property
     def log_flops(self) -> float | None:
         """Return the log of FLOPs of a forward and backward pass per unit, up to the unit's constant."""
-        if self.params is None:
-            return None
         if self.unit == "images":
-            pixels = self.sequence or 224
-            return math.log(6 * self.params) + 2 * math.log(pixels / 224)
-        flops = 6 * self.params
+            if self.image_flops is not None:
+                return math.log(self.image_flops)
+            if self.params is None:
+                return None
+            return math.log(_IMAGE_FLOPS_PER_WEIGHT * self.params) + 2 * math.log(
+                (self.sequence or 224) / 224
+            )
+        params = self.active_params
+        if params is None or (self.unit == "samples" and self.sequence is None):
+            return None
+        flops = 6 * params
         if self.sequence and self.sequence >= 64:
             # A decoder of `params` weights has about (params / 196,608)^(1/3) layers, 128 times as wide.
-            width = 128 * (self.params / 196_608) ** (1 / 3)
+            width = 128 * (params / 196_608) ** (1 / 3)
             flops *= 1 + self.sequence / (6 * width)
             if self.unit == "samples":
                 flops *= self.sequence
@@ -130,13 +170,18 @@ def config_of(
     gpu: str,
     num_gpus: float,
     params: float | None = None,
+    flops: float | None = None,
     batch: float | None = None,
     sequence: float | None = None,
     date: str = "",
     task: str = "",
     identify: Callable[[str], Gpu | None] = identify,
 ) -> Config:
-    """Return the configuration. unit: such as `images`. batch: per GPU. date: `2024-06-12` or `2024-06`."""
+    """Return the configuration.
+
+    unit: such as `images`. flops: of a forward and backward pass on one image; the table's by default. batch:
+    per GPU. date: `2024-06-12` or `2024-06`.
+    """
     known = identify(gpu)
     precision = precision.lower()
     unit = _THINGS.get(unit.removesuffix("s"), unit)
@@ -144,6 +189,7 @@ def config_of(
         workload=f"{re.sub(r'[^a-z0-9]', '', model.lower())} {unit}",
         model=model.lower(),
         params=params,
+        image_flops=(flops or image_flops(model, sequence)) if unit == "images" else None,
         unit=unit,
         family=precision_family(precision),
         precision=precision,
@@ -228,7 +274,7 @@ def read_unit(text: str) -> tuple[str, float]:
 
 #: Patterns of precisions, with their families. The first match counts.
 _FAMILIES = (
-    (r"mix.*amp|amp.*mix", "half"),  # "FP8/AMP mix" means the best format that the GPU has
+    (_MIX, "half"),
     (r"fp4", "fp4"),
     (r"fp8|float8|8-?bit|e4m3", "fp8"),
     (r"amp|mixed|half|16", "half"),

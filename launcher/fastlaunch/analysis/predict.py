@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch.analysis.anchors import Anchor, Config
+from fastlaunch.analysis.anchors import MOST_OF_PEAK, Anchor, Config
 
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -47,7 +47,7 @@ _PCIE_DEVIATION = 0.15
 #: The least share that PCIe leaves of a measured run.
 _LEAST_SHARE = 0.05
 #: Sizes of usual models, assumed if a model's size is unknown: 25M, 7B and 1B weights.
-_USUAL_LOG_FLOPS = {"images": 18.8, "tokens": 24.5}
+_USUAL_LOG_FLOPS = {"images": 23.9, "tokens": 24.5}
 #: Assumed pixels a side or tokens if a row gives none; for other units, "not given" is its own value.
 _USUAL_SEQUENCE = {"images": 224.0, "tokens": 2048.0}
 
@@ -193,11 +193,11 @@ class Predictor:
         self._workloads = {c.workload for c in self.configs}
         self._generations = {c.generation for c in self.configs}
         self._gpus = {c.gpu_name for c in self.configs}
-        # Exclude them: their params are not the weights in use, because of experts or a wrong figure.
+        # Faster than the whole peak: their params are not the weights in use, because of experts.
         self._sparse = {
             c.workload
             for c, value in zip(self.configs, self.log_throughput, strict=True)
-            if value > c.log_ceiling
+            if value > c.log_ceiling - math.log(MOST_OF_PEAK)
         }
         self._formats = {(c.gpu_name, c.family) for c in self.configs}
         self._narrow = {(c.family, c.generation) for c in self.configs}
@@ -279,9 +279,9 @@ class Predictor:
         if config.gpu is None and not known:
             return f"GPU {config.gpu_name!r} is in no table of hardware and not among the anchors"
         if config.workload not in self._workloads:
-            if config.params is None:
-                return "no anchor has this model and unit, and without params its FLOPs are unknown"
-            if not any(other.unit == config.unit and other.params for other in self.configs):
+            if config.log_flops is None:
+                return "no anchor has this model and unit, and its FLOPs are unknown without params"
+            if not any(other.unit == config.unit and other.log_flops for other in self.configs):
                 return f"no anchor has this model, or {config.unit} of any model with params"
         if config.gpu is None:
             return None
@@ -335,7 +335,7 @@ class Predictor:
             generations[c.workload].add(c.generation)
         elsewhere = np.array([len(generations[c.workload]) > 1 for c in self.configs], bool)
         neighbours = [len(gpus[c.workload, c.family, c.generation]) > 1 for c in self.configs]
-        sized = [c.params is not None for c in self.configs]
+        sized = [c.log_flops is not None for c in self.configs]
         out = {}
         for name, keys, kept in (
             ("A", [(c.workload, c.gpu_name) for c in self.configs], np.array(neighbours, bool)),
@@ -501,7 +501,7 @@ def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
     for row, grams_of_name in enumerate(grams):
         counts[row, [vocabulary[gram] for gram in grams_of_name]] = 1
     counts /= np.sqrt(counts.sum(axis=1, keepdims=True))
-    size = np.array([c.params is not None for c in configs])
+    size = np.array([c.log_flops is not None for c in configs])
     near = np.exp(-0.5 * ((log_flops[:, None] - log_flops[None, :]) / 1.5) ** 2)
     tasks = np.array([c.task for c in configs])
     task = np.where(tasks[:, None] == tasks[None, :], 1.0, 0.4)

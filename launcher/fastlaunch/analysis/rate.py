@@ -236,6 +236,7 @@ class Subject:
             model=f"{self.workload} {recipe}" if self.has_rows else _published_name(self.workload),
             unit=self.unit,
             params=self.params,
+            flops=self.flops_per_sample,
             sequence=sequence_length,
             task=self.task,
             **place,

@@ -108,12 +108,49 @@ def check_positive(what: str, value: float) -> None:
 _GPUS = Path(__file__).with_name("gpus.csv")
 #: Published training throughput, each row with its source and licence; the columns are those of predictions.
 TRAINING_THROUGHPUT = Path(__file__).with_name("training_throughput.csv.xz")
+#: 10^9 multiply-adds of a forward pass on one image, by model and pixels a side, each row with its source.
+_IMAGE_MACS = Path(__file__).with_name("image_macs.csv.xz")
 
 
 def training_throughput() -> list[Mapping[str, str]]:
     """Return the rows of `TRAINING_THROUGHPUT`, as text."""
-    with lzma.open(TRAINING_THROUGHPUT, "rt", encoding="utf-8", newline="") as lines:
+    return _packed_rows(TRAINING_THROUGHPUT)
+
+
+def _packed_rows(path: Path) -> list[Mapping[str, str]]:
+    with lzma.open(path, "rt", encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def image_flops(model: str, pixels: float | None) -> float | None:
+    """Return the FLOPs of a forward and backward pass on one image; None for an unknown model.
+
+    model: such as ResNet-50, resnet50.a1_in1k, or Classification/resnet50v1.5 (PyTorch). pixels:
+    a side; None for the size nearest to 224. Other sizes than the table's count by their area.
+    """
+    name = model.lower().rpartition("/")[2].partition(" (")[0]
+    sizes = next(
+        (
+            sizes
+            for text in (name, name.partition(".")[0])
+            if (sizes := _image_macs().get(re.sub(r"[^a-z0-9]", "", text)))
+        ),
+        None,
+    )
+    if sizes is None:
+        return None
+    nearest = min(sizes, key=lambda size: abs(math.log(size / (pixels or 224.0))))
+    # Two FLOPs a multiply-add; the backward pass takes twice the forward pass.
+    return 6 * sizes[nearest] * ((pixels or nearest) / nearest) ** 2
+
+
+@functools.cache
+def _image_macs() -> Mapping[str, Mapping[float, float]]:
+    sizes: dict[str, dict[float, float]] = {}
+    for row in _packed_rows(_IMAGE_MACS):
+        name = re.sub(r"[^a-z0-9]", "", row["model"].lower())
+        sizes.setdefault(name, {})[float(row["pixels"])] = float(row["gmacs"]) * 1e9
+    return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
