@@ -123,5 +123,20 @@ def test_locks_of_killed_compilers_are_removed_and_those_of_the_living_kept(tmp_
         locks[0].touch()
         with without_stale_locks(tmp_path):
             assert locks[0].exists()
+    # Another program's compiler holds its lock open.
+    with locks[0].open(), without_stale_locks(tmp_path):
+        assert locks[0].exists()
+    with without_stale_locks(tmp_path):
+        assert not locks[0].exists()
+
+
+def test_an_extensions_folder_that_cannot_be_written_is_left_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with without_stale_locks(tmp_path / "absent"):
         pass
+    assert not caplog.records
+    (tmp_path / "file").touch()
+    with without_stale_locks(tmp_path / "file" / "below"):
+        compiled = True
+    assert compiled and "stay there" in caplog.text

@@ -196,24 +196,41 @@ def without_stale_locks(folder: Path) -> Iterator[None]:
     """Remove the locks of dead processes from the extensions in `folder`, then compile there in the context.
 
     torch locks an extension by a file `lock`, which stays when its process is killed while it compiles, and
-    others wait for it for ever (torch.utils.file_baton of torch 2.13). A lock of the kernel's ends with
-    its process: whoever holds this one alone knows that no other training compiles here.
+    others wait for it for ever (torch.utils.file_baton of torch 2.13). A lock of the kernel's ends with its
+    process, here and over NFS: whoever holds this one alone knows that no other training of ours compiles.
+    Other programs' compilers hold their lock's file open. Where that cannot be told, or the folder cannot be
+    written, all stays as it is: the extensions may be compiled already.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
-            for stale in (*folder.glob("*/lock"), *folder.glob("*/*/lock")):
-                log.info("removing %s, left by a process that was killed while it compiled", stale)
-                stale.unlink(missing_ok=True)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+            folder.mkdir(parents=True, exist_ok=True)
+            # Over NFS a folder cannot be locked, nor a file that is open for reading alone.
+            ours = stack.enter_context((folder / ".fastlaunch-lock").open("a"))
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for stale in _stale_locks(folder):
+                    log.info("removing %s, left by a process that was killed while it compiled", stale)
+                    stale.unlink(missing_ok=True)
+            fcntl.flock(ours, fcntl.LOCK_SH)
+        except OSError as error:
+            log.warning("warning: locks that killed compilers left in %s stay there: %s", folder, error)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _stale_locks(folder: Path) -> list[Path]:
+    """Return the user's own locks below `folder` that no process holds open; none without /proc."""
+    locks = {
+        os.path.realpath(lock): lock
+        for lock in (*folder.glob("*/lock"), *folder.glob("*/*/lock"))
+        if lock.is_file() and lock.stat().st_uid == os.geteuid()
+    }
+    if not locks or not Path("/proc/self/fd").is_dir():
+        return []
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        # A process may end meanwhile, or be another user's.
+        with contextlib.suppress(OSError):
+            locks.pop(str(descriptor.readlink()), None)
+    return [*locks.values()]
 
 
 def engine_config(recipe: Recipe, world_size: int, max_grad_norm: float | None) -> dict[str, Any]:
