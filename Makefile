@@ -37,12 +37,15 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'fastlaunch needs Python 3.11 or newer: make PYTHON=/path/to/python3.11'; exit 1; }
-	@echo '==> environment in $(VENV), pinned by constraints.txt (once; a few hundred MB to download)'
+	@echo '==> environment in $(VENV), pinned by constraints.txt: once, about three minutes, a few hundred MB to download'
 	@$(PYTHON) -m venv $(VENV)
+	@echo '==> 1 of 3: torch'
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	  $$(grep -E '^(torch|torchvision|setuptools|wheel|ninja)==' constraints.txt)
+	@echo '==> 2 of 3: fastlaunch and the libraries that it trains, reports and is tested with'
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	  --editable '.[train,float8,lightning,report,docs,test]'
+	@echo '==> 3 of 3: DeepSpeed, built for this torch'
 	@# Its build asks the torch that is installed, which an isolated one would not have.
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed
 	@touch $@
