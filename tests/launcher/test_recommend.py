@@ -672,7 +672,7 @@ def test_an_unknown_workload_is_refused_and_so_is_a_price_that_nobody_knows() ->
     "options",
     [
         *({"samples": value} for value in (math.nan, math.inf)),
-        *({"budget_usd": value} for value in ("400", -5, math.nan)),
+        *({"max_cost_usd": value} for value in ("400", -5, math.nan)),
         *({"deadline": value} for value in (-1, 0, math.nan)),
         *({"max_nodes": value} for value in (0, 1.5, 1_000_000)),
     ],
@@ -691,4 +691,4 @@ def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
 def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     found = fastlaunch.recommend("gpt2-xsmall", "10M", measured_only=True)
     assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
-    assert run(["recommend", *BF16_ONLY, "--budget", "1"]) == 1
+    assert run(["recommend", *BF16_ONLY, "--max-cost", "1"]) == 1

@@ -177,10 +177,15 @@ def label_of(recipe: Recipe | str) -> str:
     return recipe if isinstance(recipe, str) else recipe.label
 
 
+def in_one_part(recipe: Recipe | str) -> Recipe | str:
+    """Return the recipe without gradient accumulation; a script's label unchanged."""
+    return (isinstance(recipe, Recipe) and in_parts(recipe, 1)) or recipe
+
+
 @functools.cache
 def undivided(recipe: Recipe | str) -> str:
     """Return the recipe's label without gradient accumulation; any other label unchanged."""
-    return label_of((isinstance(recipe, Recipe) and in_parts(recipe, 1)) or recipe)
+    return label_of(in_one_part(recipe))
 
 
 def undivided_of(setup: Setup) -> str:

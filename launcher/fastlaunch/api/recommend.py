@@ -73,7 +73,7 @@ def recommend(
     samples: int | str,
     *,
     deadline: float | str | None = None,
-    budget_usd: float | None = None,
+    max_cost_usd: float | None = None,
     purchases: Sequence[str] | str = ("on-demand",),
     regions: Sequence[str] | str = (),
     max_nodes: int = 1,
@@ -113,8 +113,8 @@ def recommend(
         raise UserError(f"--samples is {number}", "give more than 0, such as --samples 100M")
     if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
         raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")
-    if budget_usd is not None and (not _is_number(budget_usd) or budget_usd < 0):
-        raise UserError(f"{budget_usd!r} is not a budget", "give USD as a number of 0 or more, such as 400")
+    if max_cost_usd is not None and (not _is_number(max_cost_usd) or max_cost_usd < 0):
+        raise UserError(f"{max_cost_usd!r} is not a cost", "give USD as a number of 0 or more, such as 400")
     hours = parse_duration_s(deadline) / 3600 if isinstance(deadline, str) else deadline
     if hours is not None and (not _is_number(hours) or hours <= 0):
         raise UserError(f"{deadline!r} is not a deadline", "give hours above 0, or text such as 48h")
@@ -201,7 +201,7 @@ def recommend(
         )
     result = analysis.recommend(
         choices,
-        Limits(deadline_hours=hours, budget_usd=budget_usd),
+        Limits(deadline_hours=hours, budget_usd=max_cost_usd),
         left_out=[*left_out, *unsold],
         warnings=[*dict.fromkeys(warnings)],
     )

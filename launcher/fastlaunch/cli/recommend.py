@@ -39,8 +39,8 @@ def _hours(text: str) -> float:
             "fastlaunch recommend --workload vit-huge --samples 100M --deadline 48h",
         ),
         (
-            "spot too, for at most $2,000",
-            "fastlaunch recommend --workload vit-huge --samples 100M --purchase on-demand,spot --budget 2000",
+            "spot too, for at most $99",
+            "fastlaunch recommend --workload vit-huge --samples 10M --purchase on-demand,spot --max-cost 99",
         ),
         ("by measurements alone", "fastlaunch recommend --workload vit-huge --samples 100M --measured-only"),
     ),
@@ -64,7 +64,7 @@ def _hours(text: str) -> float:
     metavar="TIME",
     help="Take only what is done within this time, such as 48h.",
 )
-@click.option("--budget", "budget_usd", type=USD, metavar="USD", help="Take only what costs no more.")
+@click.option("--max-cost", "max_cost_usd", type=USD, metavar="USD", help="Take only what costs no more.")
 @click.option(
     "--purchase",
     "purchases",

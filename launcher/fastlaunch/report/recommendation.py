@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fastlaunch.analysis.rate import in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
@@ -12,25 +13,30 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
 from fastlaunch.report.cost import rate_to_json
 from fastlaunch.report.data import fields_to_json
-from fastlaunch.report.text import bulleted, dollars, number
+from fastlaunch.report.text import NO_LETTERS, Letters, bulleted, dollars, number
 
 #: The most table lines, and the most reasons, on a screen.
-_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 5, 2
+_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 2, 2
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
-_BOUGHT = {"on-demand": "on demand", "spot": "as spot", "capacity-block": "in a capacity block"}
+_BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block"}
 
 
 def as_text(recommendation: Recommendation, *, width: int) -> str:
     """Return the recommendation as text: the pick, the reasons, other choices, what to measure next."""
+    lines = _lines(recommendation)
+    named = _named_choices(recommendation, lines)
+    letters = Letters(in_one_part(choice.configuration.query.recipe) for choice in named)
     parts = [
-        _filled(sentence(recommendation), width),
-        *(_filled(text, width) for text in why(recommendation)),
+        _filled(sentence(recommendation, letters), width),
+        "\n".join(_filled(text, width) for text in why(recommendation, letters)),
     ]
-    if lines := _lines(recommendation):
-        parts.append(_table(recommendation, lines, width))
+    if lines:
+        heading = _filled(_heading(recommendation, lines), width)
+        parts.append("\n".join([heading, "", _table(recommendation, lines, letters, width)]))
+        parts.append(letters.legend(width))
     if recommendation.pick is not None:
-        parts.append(_filled(_experiment(recommendation), width))
+        parts.append(_filled(_experiment(recommendation, letters), width))
     if notes := _notes(recommendation, lines):
         parts.append(bulleted(notes, width))
     # Keep a command on one line for copying.
@@ -40,20 +46,39 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
     }
     if recommendation.pick is not None and any(commands.values()):
         parts.append("\n".join(f"{name}: {command}" for name, command in commands.items() if command))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def _filled(text: str, width: int) -> str:
     return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-def sentence(recommendation: Recommendation) -> str:
+def _named_choices(recommendation: Recommendation, lines: Sequence[Choice]) -> Iterator[Choice]:
+    """Yield the choices that the text names, the pick first."""
+    even, rival = recommendation.break_even, recommendation.rival
+    experiment = recommendation.experiment
+    named = (
+        *(recommendation.pick, recommendation.runner_up, recommendation.cheapest_measured),
+        *(rival and rival.choice, even and even.other, experiment and experiment.choice),
+    )
+    yield from filter(None, named)
+    yield from lines
+
+
+def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
+    """Return what all lines train: `100,000,000 images of vit-huge, a global batch of 256`."""
+    job = recommendation.job
+    heading = f"{job.samples:,.0f} {job.like.setup.sample_unit} of {job.workload}"
+    batches = {choice.configuration.global_batch for choice in lines}
+    return f"{heading}, a global batch of {batches.pop():,}" if len(batches) == 1 else heading
+
+
+def sentence(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> str:
     """Return the pick in a sentence, or the reason why there is none."""
     pick, job = recommendation.pick, recommendation.job
     if pick is not None:
-        what = f"{job.samples:,.0f} {job.like.setup.sample_unit} of {job.workload}"
         evidence = pick.configuration.rate.evidence_text
-        return f"Train {what} on {_named(pick, recommendation)}: {_costs(pick)}, {evidence}."
+        return f"Train on {_named(pick, recommendation, letters)}: {_costs(pick)}, {evidence}."
     if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
     cheapest, fastest = recommendation.front[0], recommendation.front[-1]
@@ -62,74 +87,84 @@ def sentence(recommendation: Recommendation) -> str:
         *([f"{_hours(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
         *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
     ]
-    more = " --max-nodes allows more nodes." if limits.deadline_hours is not None else ""
     return (
         f"None of {counted(recommendation.num_choices, 'choice')} surely takes at most"
-        f" {' and '.join(wanted)}. The cheapest is {_named(cheapest, recommendation)}: {_costs(cheapest)}."
-        f" The fastest is {_named(fastest, recommendation)}: {_costs(fastest)}.{more}"
+        f" {' and '.join(wanted)}. The cheapest is {_named(cheapest, recommendation, letters)}:"
+        f" {_costs(cheapest)}. The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
+        " --max-nodes allows more nodes."
     )
 
 
-def why(recommendation: Recommendation) -> Iterator[str]:
-    """Yield the choices that the pick beats, and the price at which that changes."""
+def why(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> Iterator[str]:
+    """Yield sentences on the choices that the pick beats, and on the price at which that changes."""
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
     if pick is None:
         return
     if runner_up is not None:
-        cheaper = 100 * (1 - pick.usd / runner_up.usd) if runner_up.usd else 0.0
+        ratio = runner_up.usd / pick.usd if pick.usd else 1.0
         speed = runner_up.hours / pick.hours
         if abs(speed - 1) < _SAME:
-            time = "takes as long"
+            time = "as fast"
         elif speed > 1:
-            time = f"takes {number(speed)} times as long"
+            time = f"{number(speed)} times as long"
         else:
-            time = f"is {number(1 / speed)} times as fast"
-        name = f"the runner-up, {_named(runner_up, recommendation)}"
-        evidence = f"({_costs(runner_up)}, {runner_up.configuration.rate.evidence_text})"
-        if cheaper >= 0:
-            yield f"Why: it costs {cheaper:.1f}% less than {name} {evidence}, which {time}."
+            time = f"{number(1 / speed)} times as fast"
+        if abs(ratio - 1) < _SAME:
+            cost = "costs about as much"
         else:
-            yield f"Why: it is known better than {name} {evidence}, which costs {-cheaper:.1f}% less."
+            cost = f"costs {100 * abs(ratio - 1):.1f}% {'more' if ratio > 1 else 'less'}"
+        known = "" if ratio >= 1 else ", and is known less well"
+        name = _named(runner_up, recommendation, letters)
+        yield f"Runner-up: {name} {cost}{known}: {_costs(runner_up)}, {_evidence(runner_up)}; {time}."
     if (rival := recommendation.rival) is not None:
-        yield (
-            f"Not settled between {pick.instance} and {_named(rival.choice, recommendation)}"
-            f" ({_costs(rival.choice)}, {rival.choice.configuration.rate.evidence_text}): a run of"
-            f" {_hours(rival.hours)} for ${dollars(rival.usd)} tells."
-        )
+        name = _named(rival.choice, recommendation, letters)
+        is_next = recommendation.experiment is not None and recommendation.experiment.choice is rival.choice
+        tells = "" if is_next else f"; a run of {_hours(rival.hours)} for ${dollars(rival.usd)} would tell"
+        yield f"Not settled against {name}: {_costs(rival.choice)}, {_evidence(rival.choice)}{tells}."
     if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
-        yield f"The cheapest that was measured is {_named(measured, recommendation)}: {_costs(measured)}."
+        name = _named(measured, recommendation, letters)
+        yield f"The cheapest that was measured is {name}: {_costs(measured)}."
     if even is not None:
         paid = pick.purchase.paid_usd_per_hour
         up_to = math.floor(100 * even.usd_per_hour) / 100  # above it the pick is already another one
         yield (
             f"{even.instance} is cheapest up to ${up_to:,.2f} an hour (now ${paid:,.2f}); above"
-            f" that it is {_named(even.other, recommendation)}."
+            f" that it is {_named(even.other, recommendation, letters)}."
         )
 
 
-def _experiment(recommendation: Recommendation) -> str:
+def _evidence(choice: Choice) -> str:
+    return choice.configuration.rate.evidence_text
+
+
+def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     experiment = recommendation.experiment
     if experiment is None:
         return "No experiment is worth its price: none would save as much, on average, as it costs."
     choice = experiment.choice
     is_pick = choice is recommendation.pick
-    what = "the pick itself" if is_pick else _named(choice, recommendation)
+    what = "the pick itself" if is_pick else _named(choice, recommendation, letters)
     return (
-        f"Measure next: {what}, {choice.configuration.rate.evidence_text} so far. About"
+        f"Measure next: {what}, {_evidence(choice)} so far. About"
         f" {_hours(experiment.hours)} and ${dollars(experiment.usd)}; it changes the pick with a probability"
         f" of {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
     )
 
 
-def _named(choice: Choice, recommendation: Recommendation) -> str:
-    """Return `2 x p5.48xlarge with te-fp8 at batch 64 per GPU, on demand`."""
-    configuration, price = choice.configuration, choice.purchase.price
-    nodes = f"{configuration.query.num_nodes} x " if configuration.query.num_nodes > 1 else ""
+def _named(choice: Choice, recommendation: Recommendation, letters: Letters) -> str:
+    """Return `2 x p5.48xlarge with te-fp8`, and how and where it is bought unless that is usual."""
+    query, price = choice.configuration.query, choice.purchase.price
+    nodes = f"{query.num_nodes} x " if query.num_nodes > 1 else ""
+    bought = "" if price.purchase == "on-demand" else f" {_BOUGHT[price.purchase]}"
     where = "" if price.region == recommendation.job.own_region else f" in {price.region}"
-    return (
-        f"{nodes}{configuration.instance} with {configuration.recipe} at batch"
-        f" {configuration.query.batch_size_per_gpu} per GPU, {_BOUGHT[price.purchase]}{where}"
-    )
+    return f"{nodes}{choice.instance} with {_recipe(choice, letters)}{bought}{where}"
+
+
+def _recipe(choice: Choice, letters: Letters) -> str:
+    """Return `te-fp8`, or `te-fp8 /2` where each GPU takes its batch in two parts."""
+    query = choice.configuration.query
+    parts = f" /{query.num_parts}" if query.num_parts > 1 else ""
+    return f"{letters(in_one_part(query.recipe))}{parts}"
 
 
 def _costs(choice: Choice) -> str:
@@ -172,7 +207,7 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     )
 
 
-def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) -> str:
+def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Letters, width: int) -> str:
     """Return the table, without columns that are the same in every line."""
     front = {id(choice) for choice in recommendation.front}
 
@@ -185,10 +220,6 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
             return "over"
         return "front" if id(choice) in front else ""
 
-    def recipe(choice: Choice) -> str:
-        query = choice.configuration.query
-        return f"{query.undivided} /{query.num_parts}" if query.num_parts > 1 else str(query.undivided)
-
     def evidence(choice: Choice) -> str:
         rate = choice.configuration.rate
         return " ".join(filter(None, (rate.evidence, rate.prediction_class)))
@@ -196,7 +227,7 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
     columns: list[Column[Choice]] = [
         Column("instance", lambda choice: choice.instance),
         Column("nodes", lambda choice: str(choice.configuration.query.num_nodes), align="right"),
-        Column("recipe", recipe),
+        Column("recipe", lambda choice: _recipe(choice, letters)),
         Column("batch", lambda choice: str(choice.configuration.query.batch_size_per_gpu), importance=2),
         Column("bought", lambda choice: choice.purchase.price.purchase),
         Column("region", lambda choice: choice.purchase.price.region),
@@ -205,7 +236,7 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
             "range",
             lambda choice: _range(choice.total.usd) if choice.total.usd.low else None,
             align="right",
-            importance=1,
+            importance=3,
         ),
         Column("hours", lambda choice: number(choice.hours), align="right"),
         Column("evidence", evidence),
@@ -221,8 +252,6 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], width: int) 
 
 def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]:
     notes = []
-    if len(batches := {choice.configuration.global_batch for choice in lines}) == 1 and len(lines) > 1:
-        notes.append(f"all train with a global batch of {batches.pop():,}, over all GPUs of a line")
     if any(not recommendation.limits.allow(choice) for choice in lines):
         notes.append("over: it may exceed the deadline or the budget")
     if any(choice.configuration.query.num_parts > 1 for choice in lines):
