@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ec2_builders import IMAGE
 from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluated, imported, on_p5, price_of
 
 import fastlaunch
@@ -32,6 +33,8 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.settings import config_path, load_settings
 from fastlaunch.jobs.job import SCRIPT_RECIPE
+from fastlaunch.lifecycle.model_size import model_size
+from fastlaunch.lifecycle.world import default_context as fastlaunch_world
 from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
@@ -528,14 +531,75 @@ def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.Cap
     assert reasons["trn1.32xlarge", None] == "Trainium1 is not an NVIDIA GPU"
 
 
-def test_the_commands_are_taken_by_submit(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(
-        capsys, "--workload", "vit-huge", "--samples", "100M", "--max-nodes", "2", "--deadline", "4h"
-    )
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        ("vit-huge", ("--max-nodes", "2", "--deadline", "4h")),
+        ("gpt2-xsmall", ()),
+        ("distilbert-imdb", ()),
+        ("timm:resnet50", ()),
+    ],
+)
+def test_the_commands_are_taken_by_submit(
+    workload: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    sizes["timm:resnet50"] = {"num_parameters": 25_557_032, "flops_per_sample": 24_400_000_000}
+    found = data(capsys, "--workload", workload, "--samples", "100M", *options)
     assert found["pick"]["num_nodes"] <= 2
     commands = [found["command"], *([each["command"]] if (each := found["next_experiment"]) else [])]
     for command in commands:
-        assert run([*shlex.split(command)[1:], "--dry-run"]) == 0
+        words = [IMAGE if word == "URI@sha256:..." else word for word in shlex.split(command)]
+        assert run([*words[1:], "--dry-run"]) == 0
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Sizes of models in place of those that the training package would count, which takes seconds."""
+    known: dict[str, Any] = {}
+
+    def counted(workload: str) -> object:
+        if workload not in known:
+            raise UserError(f"the size of {workload} is unknown: no such model")
+        return known[workload]
+
+    monkeypatch.setattr("fastlaunch.lifecycle.model_size._counted", counted)
+    return known
+
+
+def test_a_model_that_nobody_ran_is_predicted_by_its_size(
+    capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    usd = []
+    for num_parameters in (124_000_000, 355_000_000):
+        name = f"hf-clm:./gpt2-{num_parameters}"
+        flops = 6 * num_parameters * 1024
+        sizes[name] = {
+            "num_parameters": num_parameters,
+            "flops_per_sample": flops,
+            "tokens_per_sample": 1024,
+        }
+        found = data(capsys, "--workload", name, "--samples", "1M")
+        assert found["pick"]["evidence"] == "predicted" and found["sample_unit"] == "sequences"
+        usd.append(found["pick"]["usd"])
+    assert 1.5 < usd[1] / usd[0] < 5
+    sizes.clear()
+    # Its size is kept: no second count.
+    assert data(capsys, "--workload", "hf-clm:./gpt2-124000000", "--samples", "1M")["pick"]["usd"] == usd[0]
+
+
+@pytest.mark.slow
+def test_the_training_package_counts_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=256).save_pretrained(tmp_path)
+    size = model_size(fastlaunch_world(), f"hf-clm:{tmp_path}", counts=True)
+    assert size is not None and size.num_parameters == 256 * 64 + 1024 * 64 + 2 * 49_984 + 2 * 64
+    assert size.tokens_per_sample and size.flops_per_sample
+    tokens = size.tokens_per_sample
+    # Products with weights, and attention of two layers of 64 features.
+    expected = 6 * (size.num_parameters - 1024 * 64) * tokens + 12 * 2 * 64 * tokens**2
+    assert size.flops_per_sample == pytest.approx(expected, rel=0.01)
+    with pytest.raises(UserError, match="no model 'nothing'"):
+        model_size(fastlaunch_world(), "timm:nothing", counts=True)
 
 
 BF16_ONLY = ("--workload", "vit-huge", "--samples", "100M", "--measured-only")
@@ -649,10 +713,12 @@ def test_the_csv_has_a_row_for_each_choice_shown(capsys: pytest.CaptureFixture[s
     assert picks[0] == ("p5.4xlarge", "True") and picks[-2:] == [(P4D, "False"), (P5, "False")]
 
 
+@pytest.mark.usefixtures("sizes")
 def test_where_nothing_is_known_the_command_measures_it(capsys: pytest.CaptureFixture[str]) -> None:
     found = data(capsys, "--workload", "timm:nobody_knows_this", "--samples", "1M")
     assert found["pick"] is found["runner_up"] is found["break_even"] is found["next_experiment"] is None
     assert found["num_candidates"] == 0
+    assert any("the size of timm:nobody_knows_this is unknown" in each for each in found["warnings"])
     assert run([*shlex.split(found["command"])[1:], "--dry-run"]) == 0
 
 

@@ -218,6 +218,15 @@ def name_of(accelerator: Accelerator) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """The size of a model that no table knows and nobody ran."""
+
+    num_parameters: int
+    flops_per_sample: int | None = None
+    tokens_per_sample: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """A workload as predictions describe it."""
 
@@ -248,12 +257,18 @@ class Subject:
         )
 
 
-def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, catalogue: Catalogue) -> Subject:
+def subject_of(
+    workload: str,
+    rows: Sequence[Row],
+    reference: Setup | None,
+    catalogue: Catalogue,
+    size: ModelSize | None = None,
+) -> Subject:
     """Return the subject that the workload's rows and name describe.
 
     rows: those with a speed, on any machine. reference: the setup that others must train like; without one,
-    the global batch is that of eight GPUs with the workload's own batch. Raises WorkloadError for an unknown
-    name without rows.
+    the global batch is that of eight GPUs with the workload's own batch. size: as counted, without rows.
+    Raises WorkloadError for an unknown name without rows.
     """
     try:
         info = workload_info(workload)
@@ -269,9 +284,13 @@ def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, cata
         tokens_per_s, samples_per_s = in_tokens[0].speed.tokens_per_s, in_tokens[0].speed.samples_per_s
         assert tokens_per_s is not None and samples_per_s is not None
         unit, per_sample = "tokens", tokens_per_s.value / samples_per_s.value
+    elif size and size.tokens_per_sample and not rows:
+        unit, per_sample = "tokens", float(size.tokens_per_sample)
     flops = next((row.setup.flops_per_sample for row in rows if row.setup.flops_per_sample), None)
-    flops = flops or (info.flops_per_sample if info else None)
+    flops = flops or (info.flops_per_sample if info else None) or (size.flops_per_sample if size else None)
     params = float(info.num_parameters) if info and info.num_parameters else None
+    if params is None and size:
+        params = float(size.num_parameters)
     if params is None and flops:
         params = flops / per_sample / _FLOPS_PER_WEIGHT.get(unit, 6.0)
     batch = reference.global_batch if reference else None
@@ -281,7 +300,7 @@ def subject_of(workload: str, rows: Sequence[Row], reference: Setup | None, cata
         unit=unit,
         units_per_sample=per_sample,
         global_batch=batch or 8 * (info.batch_size if info else 1),
-        sequence_length=reference.sequence_length if reference else None,
+        sequence_length=reference.sequence_length if reference else size.tokens_per_sample if size else None,
         params=params,
         flops_per_sample=flops,
         task={"images": "image classification (synthetic)", "tokens": "causal-LM pretrain"}.get(unit, ""),

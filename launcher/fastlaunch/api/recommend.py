@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _MOST_MEASURED = 3
 #: The most nodes of one job: every number of nodes up to it is computed.
 _MOST_NODES = 512
+#: Stands in a command for the image that the user has to build first.
+_IMAGE = "--image URI@sha256:..."
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -145,6 +147,7 @@ def recommend(
         reconciles=True,
         with_shared=with_shared,
         judges=False,
+        counts=True,
     )
     candidates = _candidates(known)
     names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
@@ -208,7 +211,7 @@ def recommend(
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
     elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.query.recipe)):
-        result = replace(result, warnings=(*result.warnings, lacking))
+        result = _with_image(replace(result, warnings=(*result.warnings, lacking)))
     return Recommendation(
         **vars(result),
         reference=candidates.reference,
@@ -245,6 +248,16 @@ def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
     if not lacking:
         return None
     return f"it needs {' and '.join(lacking)}, which AWS's images lack: {how_to_build(lacking)}"
+
+
+def _with_image(result: analysis.Recommendation) -> analysis.Recommendation:
+    """Return the recommendation with a place for the image in its commands."""
+    experiment = result.experiment
+    return replace(
+        result,
+        command=result.command and f"{result.command} {_IMAGE}",
+        experiment=experiment and replace(experiment, command=f"{experiment.command} {_IMAGE}"),
+    )
 
 
 def _sweep_command(job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
@@ -285,14 +298,19 @@ class _Candidates:
 def _like(workload: str, rows: "Sequence[Row]") -> "RunSummary":
     """Return a run of the workload as the model for commands, or a made-up one without runs."""
     from fastlaunch.measure.summary import RunSummary, Setup
+    from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     measured = [row for row in rows if row.setup.kind != "published"]
     for row in measured or rows:
         return row.group.first
+    try:
+        unit = workload_info(workload).sample_unit
+    except WorkloadError:
+        unit = "samples"
     setup = Setup(
         kind="published",
         workload=workload,
-        sample_unit="samples",
+        sample_unit=unit,
         recipe="bf16",
         data="synthetic",
         num_nodes=1,

@@ -21,7 +21,7 @@ from fastlaunch.analysis.cost import (
 )
 from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import accelerator_of
-from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
+from fastlaunch.analysis.rate import Finder, ModelSize, Origin, Query, Subject, subject_of
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError
@@ -29,6 +29,7 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import counted, utc_day
 from fastlaunch.jobs.job import Job
+from fastlaunch.lifecycle.model_size import model_size
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
@@ -119,6 +120,8 @@ class Known:
     comparisons: Mapping[Origin, Comparison]
     catalogue: Catalogue
     warnings: tuple[str, ...]
+    #: Of a model that nobody ran, if it can be counted here.
+    size: ModelSize | None = None
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -136,7 +139,7 @@ class Known:
 
     def subject(self, reference: Setup | None) -> Subject:
         """Return the subject of predictions. reference: the setup that others must train like."""
-        return subject_of(self.workload, self.rows, reference, self.catalogue)
+        return subject_of(self.workload, self.rows, reference, self.catalogue, self.size)
 
     def finder(self, subject: Subject, *, scaling: float | None = None) -> Finder:
         """Return a finder of rates. scaling: as for `Finder`."""
@@ -154,10 +157,11 @@ def known_rows(
     reconciles: bool = False,
     with_shared: bool = False,
     judges: bool = True,
+    counts: bool = False,
 ) -> Known:
     """Return the workload's measured rows. reconciles: first bring the ledger's runs up to date.
 
-    with_shared: include runs that others shared. judges: see `compare`.
+    with_shared: include runs that others shared. judges: see `compare`. counts: see `model_size`.
     """
     day, settings = day or context.today, context.settings
     request = PriceRequest(today=day, as_of=day, region=settings.region)
@@ -187,11 +191,18 @@ def known_rows(
         for id, summary in shipped_runs(workload).items()
         if _identity(summary) not in imported
     ]
+    size = None
+    if not (in_ledger or shipped):
+        try:
+            size = model_size(context, workload, counts=counts)
+        except UserError as error:
+            left_out.append(error.message)
     return Known(
         workload=workload,
         comparisons={Origin.LEDGER: compared(in_ledger), Origin.SHIPPED: compared(shipped)},
         catalogue=catalogue,
         warnings=tuple(left_out),
+        size=size,
     )
 
 

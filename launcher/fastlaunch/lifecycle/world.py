@@ -337,14 +337,15 @@ def local_settings(home: Path, machine: Machine, environ: Mapping[str, str]) -> 
     return LocalSettings(
         home=home.absolute(),
         working_directory=Path.cwd(),
-        pythonpath=_pythonpath(package.parent, environ),
+        pythonpath=pythonpath_of(package.parent, environ),
         # On a GPU torchrun's default number of threads is fine, and the user's choice takes precedence.
         num_cores=None if machine.devices or "OMP_NUM_THREADS" in environ else machine.num_cores,
         commit=commit_of(package),
     )
 
 
-def _pythonpath(folder: Path, environ: Mapping[str, str]) -> str | None:
+def pythonpath_of(folder: Path, environ: Mapping[str, str]) -> str | None:
+    """Return the PYTHONPATH with which processes import from `folder`; None if they do anyway."""
     inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
     # Site packages are importable anyway, and must not come before the standard library.
     if str(folder) in (*inherited, *getsitepackages(), getusersitepackages()):

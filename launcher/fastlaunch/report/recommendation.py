@@ -270,6 +270,12 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
             "boot, image pull and start-up are as measured if runs on the instance type have them, else"
             " assumed: `fastlaunch estimate` lists them"
         )
+    like = recommendation.job.like.setup
+    if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
+        notes.append(
+            "the commands train on synthetic data and save nothing: --data and --checkpoint-every N keep what"
+            " is trained"
+        )
     reasons = by_reason(
         (
             (" on ".join(name for name in (out.recipe, out.instance) if name), out.reason)
