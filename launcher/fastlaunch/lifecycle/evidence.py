@@ -120,7 +120,7 @@ class Known:
     comparisons: Mapping[Origin, Comparison]
     catalogue: Catalogue
     warnings: tuple[str, ...]
-    #: Of a model that nobody ran, if it can be counted here.
+    #: The size of a model that nobody ran, if it could be counted.
     size: ModelSize | None = None
 
     @property
