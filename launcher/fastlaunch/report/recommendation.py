@@ -168,16 +168,14 @@ def _recipe(choice: Choice, letters: Letters) -> str:
 
 
 def _costs(choice: Choice) -> str:
-    """Return `$577 in 5.9 h`, with ranges if it has any."""
-    usd, hours = choice.total.usd, choice.total.hours
-    if usd.low is None:
-        return f"${dollars(usd.value)} in {_hours(hours.value)}"
-    in_time = f"{_hours(hours.value)} ({_range(hours, in_time=True)})"
-    return f"${dollars(usd.value)} ({_range(usd)}) in {in_time}"
+    """Return `$577 (540 to 615) in 5.9 h`; without a range, `$577 in 5.9 h`."""
+    usd = choice.total.usd
+    limits = "" if usd.low is None else f" ({_range(usd)})"
+    return f"${dollars(usd.value)}{limits} in {_hours(choice.total.hours.value)}"
 
 
-def _range(quantity: Interval, *, in_time: bool = False) -> str:
-    return quantity.range_text(_hours if in_time else number) or "no range"
+def _range(usd: Interval) -> str:
+    return usd.range_text(number) or "no range"
 
 
 def _hours(hours: float) -> str:
@@ -273,8 +271,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
     like = recommendation.job.like.setup
     if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
         notes.append(
-            "the commands train on synthetic data and save nothing: --data and --checkpoint-every N keep what"
-            " is trained"
+            "the commands train on synthetic data and save nothing: add --data and --checkpoint-every"
         )
     reasons = by_reason(
         (
