@@ -128,8 +128,8 @@ def why(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> Iterat
         paid = pick.purchase.paid_usd_per_hour
         up_to = math.floor(100 * even.usd_per_hour) / 100  # above it the pick is already another one
         yield (
-            f"{even.instance} is cheapest up to ${up_to:,.2f} an hour (now ${paid:,.2f}); above"
-            f" that it is {_named(even.other, recommendation, letters)}."
+            f"Cheapest up to ${up_to:,.2f} an hour (now ${paid:,.2f}); above that,"
+            f" {_named(even.other, recommendation, letters)}."
         )
 
 
