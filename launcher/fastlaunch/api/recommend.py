@@ -166,8 +166,12 @@ def recommend(
         for name in (configuration.recipe, configuration.query.undivided)
     }
     failures = {row.setup.recipe: row.validity.failures[0] for row in known.rows if row.validity.failures}
+    failed: dict[str, list[str]] = {}
     for recipe in sorted(recipes & failures.keys()):
-        warnings.append(f"{recipe} counts as --allow-unverified asks, although {failures[recipe]}")
+        failed.setdefault(failures[recipe], []).append(recipe)
+    for reason, of_reason in failed.items():
+        verb = "counts" if len(of_reason) == 1 else "count"
+        warnings.append(f"{', '.join(of_reason)} {verb} as --allow-unverified asks, although {reason}")
     if as_of is None:
         used = {configuration.instance for configuration in configurations}
         paid = [purchase.price for purchase in bought if purchase.price.instance in used]
