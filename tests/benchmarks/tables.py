@@ -1,4 +1,4 @@
-"""Regenerate the measured tables of README.md, docs/index.md and docs/results/ from the shipped records, and
+"""Regenerate the measured tables of README.md, docs/train.md and docs/results/ from the shipped records, and
 the picture of README.md.
 
     python tests/benchmarks/tables.py
@@ -6,7 +6,7 @@ the picture of README.md.
 Between `<!-- measured:NAME -->` and `<!-- /measured -->` stands a code block with the commands that a reader
 would type, `fastlaunch runs import` and last `fastlaunch compare`, and a second block with what that printed.
 Each pair of markers has a ledger of its own. To show another table, write the markers and the commands, and
-run this. The short table of README.md and docs/index.md stands between `<!-- headline -->` and
+run this. The short table of README.md stands between `<!-- headline -->` and
 `<!-- /headline -->`. The picture has in it the digest of what it shows: its bytes differ with the fonts.
 """
 
@@ -34,7 +34,7 @@ from fastlaunch.report.page.charts import picture as draw  # noqa: E402
 from fastlaunch.report.page.page import cost_chart  # noqa: E402
 
 README = ROOT / "README.md"
-INDEX = ROOT / "docs" / "index.md"
+TRAIN = ROOT / "docs" / "train.md"
 PICTURE = ROOT / "docs" / "assets" / "cost-against-time.png"
 DIGEST = "fastlaunch-digest"
 RESULTS = tuple(sorted((ROOT / "docs" / "results").glob("*.md")))
@@ -83,7 +83,7 @@ _HEADLINE_HEADER = (
 
 
 def main() -> None:
-    for page in (README, INDEX, *RESULTS):
+    for page in (README, TRAIN, *RESULTS):
         text = page.read_text(encoding="utf-8")
         page.write_text(with_tables(text), encoding="utf-8")
         sys.stdout.write(f"{len(_MEASURED.findall(text)) + len(_HEADLINE.findall(text))} tables in {page}\n")

@@ -1,4 +1,4 @@
-"""What the commands show on screens of 80, 120 and 200 columns: golden texts, and their limits.
+"""What the commands show at 80, 120 and 200 columns: golden texts, some of them in docs/, and their limits.
 
 To write the texts anew after a change that is meant: python tests/launcher/test_screens.py
 """
@@ -7,6 +7,7 @@ import datetime
 import io
 import os
 import random
+import re
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -31,6 +32,7 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.records.records import Check, Eval
 
 GOLDEN = Path(__file__).parents[1] / "screens"
+PAGES = sorted(Path(__file__).parents[2].glob("docs/*.md"))
 WIDTHS = (80, 120, 200)
 OWN = "20261121-090312-k3f9"
 CHARGED = "--price-as p5.4xlarge --prices-as-of 2026-11-21"
@@ -42,6 +44,8 @@ COMMANDS = {
     "demo": "demo",
     "recommend": "recommend --workload vit-huge --samples 100M --prices-as-of 2026-07-20 --steps-only"
     " --measured-only --batch-equivalent --allow-unverified --exclude-recipe fp8-fused",
+    "recommend-deadline": "recommend --workload vit-huge --samples 100M --deadline 48h"
+    " --prices-as-of 2026-11-21",
     "dry-run": "submit --instance p5.48xlarge --dry-run",
     "dry-run-places": f"submit {PLACES} --recipe bf16,te-fp8 --repeats 2 --no-account-timer --dry-run",
     "dry-run-nodes": "submit --instance p5.48xlarge --num-nodes 4 --dry-run",
@@ -66,7 +70,7 @@ UP_TO_120 = (
 )
 MAX_LINES = 40
 #: Details that were asked for.
-LONG = ("compare-all", "recipes", "help", "submit-help", "runs-show")
+LONG = ("compare-all", "recommend-deadline", "recipes", "help", "submit-help", "runs-show")
 #: Which decides how old prices are.
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
@@ -159,6 +163,26 @@ def test_a_screen_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert len(lines) <= MAX_LINES or name in LONG
 
 
+def with_screens(page: str) -> str:
+    """Return a page of docs/ with today's golden texts between its markers."""
+
+    def screen(match: re.Match[str]) -> str:
+        name = match[1]
+        shown = golden(name, 80).read_text(encoding="utf-8").rstrip()
+        return (
+            f"<!-- screen:{name} -->\n```console\n$ fastlaunch {COMMANDS[name]}\n```\n\n"
+            f"```text\n{shown}\n```\n<!-- /screen -->\n"
+        )
+
+    return re.sub(r"<!-- screen:(\S+) -->\n.*?<!-- /screen -->\n", screen, page, flags=re.DOTALL)
+
+
+def test_the_screens_of_the_documents_are_the_golden_ones() -> None:
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert any("<!-- screen:" in text for text in texts)
+    assert texts == [with_screens(text) for text in texts]
+
+
 def test_no_golden_screen_is_left_over() -> None:
     assert {*GOLDEN.iterdir()} == {golden(name, width) for name in (*COMMANDS, MOMENT) for width in WIDTHS}
 
@@ -169,3 +193,5 @@ if __name__ == "__main__":
             os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": os.devnull}
             for at, text in screens(each).items():
                 golden(each, at).write_text(text, encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_screens(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -17,7 +17,7 @@ def example_of(page: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"{example_of('docs/guide.md', tmp_path_factory.mktemp('example'))}:build"
+    return f"{example_of('docs/train.md', tmp_path_factory.mktemp('example'))}:build"
 
 
 def test_the_readmes_workload_trains(tmp_path: Path) -> None:
@@ -26,15 +26,15 @@ def test_the_readmes_workload_trains(tmp_path: Path) -> None:
 
 
 def test_the_guides_workload_learns_and_is_checked_and_evaluated(example: str, tmp_path: Path) -> None:
-    more = ("--steps", "60", "--eval-every", "30", "--batch-size", "32")
+    more = ("--steps", "150", "--eval-every", "75", "--batch-size", "32")
     found = trained(tmp_path, *more, workload=example)
     first, last = found.steps[0].loss, found.steps[-1].loss
     assert first is not None and last is not None and last < 0.8 * first
     assert [(line.step, line.split, line.num_samples, line.metric) for line in found.evals] == [
-        (30, "validation", 1000, "accuracy"),
-        (60, "validation", 1000, "accuracy"),
+        (75, "validation", 1000, "accuracy"),
+        (150, "validation", 1000, "accuracy"),
     ]
-    assert (found.evals[-1].metric_value or 0) > 0.9
+    assert (found.evals[-1].metric_value or 0) > 0.8
     assert all(check.passed for check in found.checks)
     names = {check.name for check in found.checks}
     assert names == {
