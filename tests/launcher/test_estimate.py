@@ -459,3 +459,14 @@ def test_shipped_runs_that_were_imported_count_once() -> None:
     after = estimate(batch_size=32).rate
     assert (after.num_rows, after.num_other_rows) == (before.num_rows, before.num_other_rows)
     assert after.samples_per_s.value == pytest.approx(before.samples_per_s.value, rel=1e-6)
+
+
+@pytest.mark.parametrize(("per_vcpu_s", "is_said"), [(330, False), (10, True)])
+def test_a_dry_run_says_where_image_files_are_decoded_too_slowly(
+    per_vcpu_s: int, is_said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fastlaunch.lifecycle.evidence.JPEGS_PER_VCPU_S", per_vcpu_s)
+    files = ("--input", "train=s3://acme/train", "--data", "folder:/opt/ml/input/data/train")
+    argv = ["submit", "--instance", "p5.48xlarge", "--recipe", "te-fp8", "--batch-size", "256", *files]
+    assert run([*argv, "--dry-run"]) == 0
+    assert ("192 vCPUs decode about 1,920 JPEGs" in capsys.readouterr().err) is is_said

@@ -37,6 +37,10 @@ from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
 
+#: JPEGs of 500 x 375 pixels that a CPU decodes, resizes and normalises a second, by tests/benchmarks/
+#: jpeg_decode.py on one CPU of an AMD EPYC at 2.6 GHz, on 27 November 2026.
+JPEGS_PER_VCPU_S = 330
+
 
 def measured_runs(
     runs: Sequence["Run"], region: str, *, with_shared: bool
@@ -246,6 +250,8 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
             unknown.append(f"{name}{f' ({rate})' if rate else ''}")
             continue
         assert kind.steps and kind.batch_size
+        if limit := _decoding_limit(kind, site, rate.samples_per_s.value, subject.unit):
+            context.report(as_warning(f"{name}: {limit}"))
         batch = kind.batch_size * kind.num_gpus
         samples = Interval(value=float(kind.steps * batch))
         training = training_of(
@@ -267,6 +273,17 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
         # A capacity block is paid as a whole, whatever the jobs use of it.
         usd=together([cost.effective_usd for cost in totals]),
         jobs=tuple(named),
+    )
+
+
+def _decoding_limit(job: Job, site: Site, samples_per_s: float, unit: str) -> str | None:
+    """Return a clause if the hosts' CPUs decode image files more slowly than their GPUs train."""
+    can = JPEGS_PER_VCPU_S * site.instance.vcpus * job.num_nodes
+    if not job.inputs.data.startswith("folder:") or unit != "images" or can >= samples_per_s:
+        return None
+    return (
+        f"{site.instance.vcpus} vCPUs decode about {can:,.0f} JPEGs of ImageNet's size a second, and its GPUs"
+        f" train {samples_per_s:,.0f}: they will wait for data unless the images are smaller"
     )
 
 
