@@ -110,7 +110,7 @@ class Rate:
         if self.row is None:
             others = f", {self.num_other_rows} of other recipes" if self.num_other_rows else ""
             own = f"by {counted(self.num_rows, 'row')} of it on other machines{others}"
-            by = own if self.num_rows or self.num_other_rows else "by published runs of it and of other models"
+            by = own if self.num_rows or self.num_other_rows else "by published runs of this and other models"
             return "; ".join(filter(None, (by, self.assumption)))
         if self.row.sources:
             by = self.row.sources[0].partition(",")[0]
