@@ -758,3 +758,19 @@ def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.C
     found = fastlaunch.recommend("gpt2-xsmall", "10M", measured_only=True)
     assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
     assert run(["recommend", *BF16_ONLY, "--max-cost", "1"]) == 1
+
+
+def test_each_purchase_option_has_its_cheapest_choice_and_a_block_says_what_it_leaves_unused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("--workload", "vit-huge", "--samples", "100M", "--purchase", "on-demand,spot,capacity-block")
+    found = data(capsys, *argv)
+    on_demand, block = found["by_purchase"]
+    assert (on_demand["purchase"], block["purchase"]) == ("on-demand", "capacity-block")
+    assert on_demand["unused_usd"] is None and block["block_hours"] % 24 == 0
+    used = block["usd_per_hour"] * block["hours"]
+    assert block["unused_usd"] == pytest.approx(block["usd_per_hour"] * block["block_hours"] - used, rel=0.02)
+    assert any("spot" in text and "prices update" in text for text in found["warnings"])
+    assert run(["recommend", *argv]) == 0
+    shown = capsys.readouterr().out
+    assert "capacity-block" in shown and "unused" in shown

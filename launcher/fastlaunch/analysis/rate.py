@@ -110,7 +110,9 @@ class Rate:
         if self.row is None:
             others = f", {self.num_other_rows} of other recipes" if self.num_other_rows else ""
             rows = f"by {counted(self.num_rows, 'row')} of it on other machines{others}"
-            by = rows if self.num_rows or self.num_other_rows else "by published runs of this and other models"
+            by = (
+                rows if self.num_rows or self.num_other_rows else "by published runs of this and other models"
+            )
             return "; ".join(filter(None, (by, self.assumption)))
         if self.row.sources:
             by = self.row.sources[0].partition(",")[0]

@@ -142,6 +142,7 @@ class Recommendation:
     break_even: BreakEven | None
     front: tuple[Choice, ...]  # no other choice is both cheaper and faster; the cheapest first
     by_instance: tuple[Choice, ...]  # the cheapest on each instance type, within the limits or not
+    by_purchase: tuple[Choice, ...]  # the cheapest with each purchase option, within the limits or not
     cheapest: tuple[Choice, ...]  # a few, of each instance type, recipe and purchase option
     num_choices: int
     num_within: int  # choices within the limits
@@ -320,6 +321,7 @@ def recommend(
     at = int(within[0]) if len(within) else None
     kinds = choices.labels(lambda one, bought: (one.instance, one.query.undivided, bought.price.purchase))
     instances = choices.labels(lambda one, _: one.instance)
+    options = choices.labels(lambda _, bought: bought.price.purchase)
     is_measured = np.array(
         [configuration.rate.evidence.is_measured for configuration in choices.configurations], bool
     )
@@ -342,6 +344,7 @@ def recommend(
         else None,
         front=tuple(choices[int(id)] for id in front(choices, within if len(within) else order)),
         by_instance=tuple(choices[int(id)] for id in _firsts(order, instances)),
+        by_purchase=tuple(choices[int(id)] for id in _firsts(order, options)),
         cheapest=tuple(choices[int(id)] for id in _firsts(order, kinds)[:_NUM_CHEAPEST]),
         num_choices=len(choices),
         num_within=len(within),

@@ -193,13 +193,15 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
         if not first or choice.hours <= (1 - _CLEARLY) * first[-1].hours:
             first.append(choice)
     first += [recommendation.runner_up] if recommendation.runner_up else []
-    chosen = {id(choice): choice for choice in (*first[:_MOST_LINES], *families.values())}
+    first = [*first[:_MOST_LINES], *recommendation.by_purchase]
+    chosen = {id(choice): choice for choice in (*first, *families.values())}
     for choice in recommendation.cheapest:
         if len(chosen) < _FEW_LINES:
             chosen.setdefault(id(choice), choice)
     within = [choice for choice in chosen.values() if recommendation.limits.allow(choice)]
     over = [choice for choice in chosen.values() if not recommendation.limits.allow(choice)]
     lines = [*within, *over[: _MOST_OVER if within else None]][:_MOST_LINES]
+    lines += [choice for choice in recommendation.by_purchase if choice not in lines]
     return sorted(
         lines, key=lambda choice: (not recommendation.limits.allow(choice), choice.usd, choice.hours)
     )
@@ -257,6 +259,15 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
             " global batch stays the same"
         )
+    for choice in lines:
+        total = choice.total
+        if total.fee_usd is not None and total.block_hours is not None:
+            unused = total.usd.value - total.effective_usd.value
+            length = f"{total.block_hours / 24:g} x 24 h"
+            notes.append(
+                f"the block of {choice.instance} is {length} for ${dollars(total.fee_usd)}, of which this"
+                f" training leaves ${dollars(unused)} unused"
+            )
     notes += dict.fromkeys(
         text
         for choice in lines
@@ -312,6 +323,7 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
         },
         "front": [choice_json(choice) for choice in recommendation.front],
         "by_instance": [choice_json(choice) for choice in recommendation.by_instance],
+        "by_purchase": [choice_json(choice) for choice in recommendation.by_purchase],
         "num_candidates": recommendation.num_choices,
         "num_within_limits": recommendation.num_within,
         "left_out": [vars(candidate) for candidate in recommendation.left_out],
@@ -357,6 +369,8 @@ def choice_json(choice: Choice) -> dict[str, Any]:
         "purchase": price.purchase,
         "region": price.region,
         "usd_per_hour": choice.purchase.paid_usd_per_hour,
+        "block_hours": whole.block_hours,
+        "unused_usd": None if whole.fee_usd is None else whole.usd.value - whole.effective_usd.value,
         "price_as_of": price.as_of.isoformat(),
         "usd": whole.usd.value,
         "usd_low": whole.usd.low,
