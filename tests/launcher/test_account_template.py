@@ -1,11 +1,13 @@
-"""The CloudFormation template, docs/setup.md, and the commands that print it and the policies."""
+"""The CloudFormation template, docs/setup.md, docs/policies.md, and the commands that print both.
+
+To write docs/policies.md anew: python tests/launcher/test_account_template.py
+"""
 
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -193,33 +195,36 @@ def test_the_command_allows_what_the_config_file_and_the_options_name(
     assert KEY not in json.dumps(data["Resources"]["Bucket"])
 
 
-# docs/setup.md
+# docs/setup.md and docs/policies.md
 
 SETUP = shipped("docs/setup.md").read_text(encoding="utf-8")
 SETUP_NAMES = names_by_hand(account="ACCOUNT", bucket="BUCKET")
-DOCUMENTS = documents(SETUP_NAMES)
+POLICIES = Path(__file__).parents[2] / "docs" / "policies.md"
 
 
-def shown(name: str) -> Any:
-    """The document that the text gives under this file name."""
-    found = re.search(rf"`{re.escape(name)}`:\n\n```json\n(.*?)```", SETUP, re.DOTALL)
-    assert found, f"there is no {name}"
-    return json.loads(found[1])
+def policies_page() -> str:
+    """Return docs/policies.md."""
+    sections = [
+        "# Policies\n\n[Set up an account](setup.md) says who gets which. `fastlaunch iam print NAME` prints"
+        " each with the\nvalues of your account. `python tests/launcher/test_account_template.py` writes this"
+        " page.\n"
+    ]
+    for file, document in documents(SETUP_NAMES).items():
+        name = file.removesuffix("-policy.json")
+        reasons = [(one["Sid"], one["Why"]) for one in statements(name, SETUP_NAMES)] if name != file else []
+        table = [f"| `{sid}` | {why} |\n" for sid, why in reasons]
+        head = ["| statement | what it is for |\n|---|---|\n", *table, "\n"] if table else []
+        sections.append(f"## {file}\n\n{''.join(head)}```json\n{json.dumps(document, indent=2)}\n```\n")
+    return "\n".join(sections)
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_of_the_text_is_the_datas(name: str) -> None:
-    assert shown(name) == DOCUMENTS[name]
-    # What makes it by hand prints it first.
-    assert name.removesuffix(".json") in SETUP.partition("for file in ")[2].partition("; do")[0]
+def test_the_policies_of_the_documents_are_the_datas() -> None:
+    assert POLICIES.read_text(encoding="utf-8") == policies_page()
 
 
-def test_the_text_shows_nothing_else_and_says_what_every_statement_is_for() -> None:
-    assert len(re.findall(r"```json", SETUP)) == len(DOCUMENTS)
-    rows = dict(
-        re.findall(r"^\| `(\w+)` \| (.*) \|$", SETUP.partition("launcher-policy.json`:")[2], re.MULTILINE)
-    )
-    assert rows == {one["Sid"]: one["Why"] for one in statements("launcher", SETUP_NAMES)}
+def test_what_makes_the_account_by_hand_prints_every_document() -> None:
+    printed = SETUP.partition("for file in ")[2].partition("; do")[0].replace("\\\n", " ").split()
+    assert printed == [file.removesuffix(".json") for file in documents(SETUP_NAMES)]
 
 
 def test_the_config_file_of_the_text_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,3 +242,7 @@ def test_the_config_file_of_the_text_is_one(tmp_path: Path, monkeypatch: pytest.
         role.replace("ACCOUNT", "123456789012")
         for role in (SETUP_NAMES.training_role, SETUP_NAMES.scheduler_role)
     )
+
+
+if __name__ == "__main__":
+    POLICIES.write_text(policies_page(), encoding="utf-8")

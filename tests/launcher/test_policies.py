@@ -369,7 +369,7 @@ _OF_A_JOB: list[_Need] = [
     ("iam:PassRole", NAMES.node_role, _EC2),
     ("ecr:PutImage", OWN_IMAGE, {}),
 ]
-#: By a row of docs/setup.md: the policies held, and what they do not allow, beside `NOBODY`.
+#: By a row of docs/security.md: the policies held, and what they do not allow, beside `NOBODY`.
 WHO: dict[str, tuple[tuple[str, ...], list[_Need]]] = {
     "machine": (("node",), _OF_A_JOB),
     "training job": (

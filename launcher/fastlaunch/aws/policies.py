@@ -86,7 +86,7 @@ def trust(name: str, names: AccountNames) -> dict[str, Any]:
 
 
 def documents(names: AccountNames) -> dict[str, dict[str, Any]]:
-    """Return the policies and trust policies of docs/setup.md, by file name."""
+    """Return the policies and trust policies of docs/policies.md, by file name."""
     trusts = {f"{name}-trust.json": trust(name, names) for name in _data()["trust"]}
     return trusts | {f"{name}-policy.json": policy(name, names) for name in policy_names()}
 
