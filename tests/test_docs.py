@@ -1,8 +1,11 @@
 """Every command says what it does, and every command line in the README and in docs/ can be typed."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,20 @@ def test_a_wrong_command_line_is_found() -> None:
     for line in ("fastlaunch --nope", "fastlaunch sumbit --local"):
         with pytest.raises(click.UsageError):
             check_line(line)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_loops_over_many_variants_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for page, name in (("train", "train.py"), ("judge", "judge.py"), ("judge", "judge.sh")):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        (code,) = re.findall(rf"^```\w+\n(# {name}\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        Path(name).write_text(code)
+    for loop, last in (("python judge.py", "64"), ("bash judge.sh", "micro=64 is not worse")):
+        done = subprocess.run(loop.split(), stdout=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [last])
 
 
 @pytest.mark.slow

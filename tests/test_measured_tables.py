@@ -8,11 +8,11 @@ from PIL import Image
 
 from benchmarks.tables import (
     DIGEST,
+    GUIDE,
     PICTURE,
     README,
     RESULTS,
     ROOT,
-    TRAIN,
     commands_of,
     digest,
     picture,
@@ -24,7 +24,7 @@ EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [README, TRAIN, *RESULTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [README, *GUIDE, *RESULTS], ids=lambda page: page.name)
 def test_a_pages_tables_are_what_the_records_give(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == with_tables(text), "make tables, and look at what has changed"

@@ -1,12 +1,12 @@
-"""Regenerate the measured tables of README.md, docs/train.md and docs/results/ from the shipped records, and
-the picture of README.md.
+"""Regenerate the measured tables of README.md, docs/train.md, judge.md and results/ from the shipped records,
+and the picture of README.md.
 
     python tests/benchmarks/tables.py
 
 Between `<!-- measured:NAME -->` and `<!-- /measured -->` stands a code block with the commands that a reader
-would type, `fastlaunch runs import` and last `fastlaunch compare`, and a second block with what that printed.
-Each pair of markers has a ledger of its own. To show another table, write the markers and the commands, and
-run this. The short table of README.md stands between `<!-- headline -->` and
+would type, `fastlaunch runs import` and last `compare` or `runs list`, and a second block with what that
+printed. Each pair of markers has a ledger of its own. To show another table, write the markers and the
+commands, and run this. The short table of README.md stands between `<!-- headline -->` and
 `<!-- /headline -->`. The picture has in it the digest of what it shows: its bytes differ with the fonts.
 """
 
@@ -34,7 +34,7 @@ from fastlaunch.report.page.charts import picture as draw  # noqa: E402
 from fastlaunch.report.page.page import cost_chart  # noqa: E402
 
 README = ROOT / "README.md"
-TRAIN = ROOT / "docs" / "train.md"
+GUIDE = (ROOT / "docs" / "train.md", ROOT / "docs" / "judge.md")
 PICTURE = ROOT / "docs" / "assets" / "cost-against-time.png"
 DIGEST = "fastlaunch-digest"
 RESULTS = tuple(sorted((ROOT / "docs" / "results").glob("*.md")))
@@ -42,7 +42,7 @@ _MEASURED = re.compile(
     r"(?P<marker><!-- measured:[\w-]+ -->\n)(?P<inside>.*?)<!-- /measured -->\n", re.DOTALL
 )
 _COMMANDS = re.compile(r"```console\n(?P<commands>.*?)```\n", re.DOTALL)
-_ALLOWED = (["fastlaunch", "runs", "import"], ["fastlaunch", "compare"])
+_ALLOWED = (["fastlaunch", "runs", "import"], ["fastlaunch", "runs", "list"], ["fastlaunch", "compare"])
 _HEADLINE = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->\n)", re.DOTALL)
 _FUSED_OPTIONS = "dgrad_accumulation=fast last_block=class_token weight_cast=optimizer"
 #: The short table's rows: the folder of records, the GPU, what it is charged as; the recipes and their names.
@@ -83,7 +83,7 @@ _HEADLINE_HEADER = (
 
 
 def main() -> None:
-    for page in (README, TRAIN, *RESULTS):
+    for page in (README, *GUIDE, *RESULTS):
         text = page.read_text(encoding="utf-8")
         page.write_text(with_tables(text), encoding="utf-8")
         sys.stdout.write(f"{len(_MEASURED.findall(text)) + len(_HEADLINE.findall(text))} tables in {page}\n")
@@ -182,7 +182,7 @@ def _commands(inside: str) -> tuple[str, list[list[str]]]:
     commands = [shlex.split(line.removeprefix("$ ")) for line in lines]
     for command in commands:
         if not any(command[: len(words)] == words for words in _ALLOWED):
-            raise ValueError(f"{shlex.join(command)}: only records are imported here, and compared")
+            raise ValueError(f"{shlex.join(command)}: only records are imported here, listed and compared")
     return found[0], commands
 
 
