@@ -56,25 +56,25 @@ class Estimate:
 
     @property
     def answer(self) -> str:
-        """Hours and dollars in a sentence."""
+        """Dollars and hours in a sentence."""
         from fastlaunch.report.cost import sentence
 
-        where = f"{f'{self.num_nodes} x ' if self.num_nodes > 1 else ''}{self.instance}"
-        if self.batch_size is not None:
-            where += f" at batch {self.batch_size} per GPU"
+        nodes = f"{self.num_nodes} x " if self.num_nodes > 1 else ""
+        what = f"{self.recipe} on {nodes}{self.instance}"
+        return sentence(self.cost, self.rate, what=what, purchase=self.price.purchase)
+
+    @property
+    def subject(self) -> str:
+        """What is trained, and whose runs the speed is from."""
+        from fastlaunch.report.text import about
+
         length = f" of {self.sequence_length:,} tokens" if self.sequence_length else ""
-        return sentence(
-            self.cost,
-            self.rate,
-            what=f"{self.workload} with {self.recipe}",
-            where=where,
-            samples=self.samples,
-            unit=f"{self.sample_unit}{length}",
-            purchase=self.price.purchase,
-        )
+        batch = "" if self.batch_size is None else f", batch {self.batch_size} per GPU"
+        trained = f"{about(self.samples.value)} {self.sample_unit}{length} of {self.workload}{batch}"
+        return f"{trained}; {self.rate.source}"
 
     def __repr__(self) -> str:
-        return self.answer
+        return f"{self.answer}\n{self.subject}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, the shape of `fastlaunch estimate --output json`."""

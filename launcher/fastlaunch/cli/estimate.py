@@ -114,7 +114,7 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
     elif output == "csv":
         print_rows(part_rows(estimate.cost), output="csv")
     else:
-        click.echo(f"{wrapped(estimate.answer)}\n")
+        click.echo(f"{wrapped(estimate.answer)}\n\n{wrapped(estimate.subject)}\n")
         print_rows(cells(estimate.cost), output="table")
         click.echo(f"\n{bulleted([*estimate.notes, *notes(estimate.cost)], output_width())}")
 

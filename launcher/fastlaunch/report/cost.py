@@ -18,21 +18,26 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
 from fastlaunch.report.text import UNKNOWN, about, bulleted, dollars, limits, name_of, number, with_range
 
-_BOUGHT = {"on-demand": "on demand", "spot": "on spot", "capacity-block": "in a capacity block"}
+_BOUGHT = {"on-demand": "", "spot": " as spot", "capacity-block": " in a capacity block"}
 
 
-def sentence(
-    cost: Cost, rate: Rate, *, what: str, where: str, samples: Interval, unit: str, purchase: str
-) -> str:
-    """Return `100,000,000 images of vit-huge with bf16 on p5.48xlarge take 9.84 h ±0.3% and cost ...`."""
-    text = (
-        f"{about(samples.value)} {unit} of {what} on {where} take {number(cost.hours.value)} h"
-        f"{limits(cost.hours, 1.0, number) if cost.hours.value else ''} and cost {_usd(cost.usd)} "
-        f"{_BOUGHT[purchase]}"
-    )
+def sentence(cost: Cost, rate: Rate, *, what: str, purchase: str) -> str:
+    """Return `bf16 on p5.48xlarge: $541.58 (539 to 544) in 9.84 h, measured.`"""
+    text = f"{what}{_BOUGHT[purchase]}: {cost_text(cost)}"
     if cost.fee_usd is not None:
         text += f" of {cost.block_hours:g} h; the hours used come to {_usd(cost.effective_usd)}"
-    return f"{text}, {rate.evidence_text}: {rate.source}."
+    return f"{text}, {rate.evidence_text}."
+
+
+def cost_text(cost: Cost) -> str:
+    """Return `$577 (540 to 615) in 5.9 h`; without a range, `$577 in 5.9 h`."""
+    limits = "" if cost.usd.low is None else f" ({cost.usd.range_text(number) or 'no range'})"
+    return f"${dollars(cost.usd.value)}{limits} in {hours_text(cost.hours.value)}"
+
+
+def hours_text(hours: float) -> str:
+    """Return `5.90 h`, or `24.0 min`."""
+    return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
 
 
 def rate_to_json(rate: Rate) -> dict[str, Any]:

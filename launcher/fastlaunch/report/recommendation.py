@@ -11,7 +11,7 @@ from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
-from fastlaunch.report.cost import rate_to_json
+from fastlaunch.report.cost import cost_text, hours_text, rate_to_json
 from fastlaunch.report.data import fields_to_json
 from fastlaunch.report.text import NO_LETTERS, Letters, bulleted, dollars, number
 
@@ -84,7 +84,7 @@ def sentence(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> s
     cheapest, fastest = recommendation.front[0], recommendation.front[-1]
     limits = recommendation.limits
     wanted = [
-        *([f"{_hours(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
+        *([f"{hours_text(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
         *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
     ]
     return (
@@ -119,7 +119,9 @@ def why(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> Iterat
     if (rival := recommendation.rival) is not None:
         name = _named(rival.choice, recommendation, letters)
         is_next = recommendation.experiment is not None and recommendation.experiment.choice is rival.choice
-        tells = "" if is_next else f"; a run of {_hours(rival.hours)} for ${dollars(rival.usd)} would tell"
+        tells = (
+            "" if is_next else f"; a run of {hours_text(rival.hours)} for ${dollars(rival.usd)} would tell"
+        )
         yield f"Not settled against {name}: {_costs(rival.choice)}, {_evidence(rival.choice)}{tells}."
     if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
         name = _named(measured, recommendation, letters)
@@ -145,9 +147,9 @@ def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     is_pick = choice is recommendation.pick
     what = "the pick itself" if is_pick else _named(choice, recommendation, letters)
     return (
-        f"Measure next: {what}, {_evidence(choice)} so far. About"
-        f" {_hours(experiment.hours)} and ${dollars(experiment.usd)}; it changes the pick with a probability"
-        f" of {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
+        f"Measure next: {what}, {_evidence(choice)} so far. About {hours_text(experiment.hours)} and"
+        f" ${dollars(experiment.usd)}; it changes the pick with a probability of"
+        f" {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
     )
 
 
@@ -168,18 +170,11 @@ def _recipe(choice: Choice, letters: Letters) -> str:
 
 
 def _costs(choice: Choice) -> str:
-    """Return `$577 (540 to 615) in 5.9 h`; without a range, `$577 in 5.9 h`."""
-    usd = choice.total.usd
-    limits = "" if usd.low is None else f" ({_range(usd)})"
-    return f"${dollars(usd.value)}{limits} in {_hours(choice.total.hours.value)}"
+    return cost_text(choice.total)
 
 
 def _range(usd: Interval) -> str:
     return usd.range_text(number) or "no range"
-
-
-def _hours(hours: float) -> str:
-    return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
 
 
 def _lines(recommendation: Recommendation) -> list[Choice]:

@@ -24,7 +24,7 @@ from fastlaunch_train.recipes.recipe import Recipe
 NONE = "none"
 UNKNOWN = "n/a"
 #: The widest half-interval to show as symmetric.
-_EVEN = 0.25
+_EVEN = 0.1
 #: A recipe's label that is longer gets letters for its overrides in a narrow table.
 _LONG_LABEL = 24
 #: Reasons why a row with a higher figure than the best is not the answer.
