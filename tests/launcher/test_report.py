@@ -191,7 +191,7 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         (
             [*runs("bf16", 0.1, 0.102, 0.101), *runs("tf32", 0.102, 0.1, 0.1)],
             r"it is not settled whether tf32 on H200 gives more images/s than bf16 \(95% interval -\d+\.\d to"
-            r" \+\d+\.\d%\)\.\nabout \d+ more rounds? would settle it \(4 chances in 5\)",
+            r" \+\d+\.\d%\)\.",
         ),
         (
             [*runs("bf16", 0.1), *runs("compile", 0.05, batch_size_per_gpu=128)],

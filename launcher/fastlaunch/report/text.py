@@ -182,8 +182,7 @@ def _beside(rows: Sequence[Row], best: Best | None, letters: Letters) -> list[st
     """Return sentences on the other rows that may be best, and on the best figure without a rank."""
     if best is None:
         return []
-    # First say what would settle it.
-    asides: list[str] = [*best.first.verdict.reasons[:1]] if best.kind == UNRESOLVED else []
+    asides: list[str] = []
     judged = [
         name_of(row, rows, letters=letters) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL
     ]
