@@ -4,7 +4,9 @@ import csv
 import io
 import math
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import pytest
 
 from fastlaunch.analysis.anchors import Refusal, read, read_anchors, read_unit
@@ -13,6 +15,7 @@ from fastlaunch.catalog.hardware import identify, image_flops
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
 from fastlaunch.cli.predict import ADDED
+from fastlaunch.measure.published import shipped_runs
 
 #: Throughput of a model is its own constant times the GPU's: what a matrix of rank 1 is.
 MODELS = {f"net{i}": 100.0 * 1.7**i for i in range(6)}
@@ -67,6 +70,49 @@ def test_rank_one_is_recovered_and_the_range_holds_it(
         assert abs(answer.predicted / true - 1) < error
     if evidence in "AB":
         assert answer.low < true < answer.high
+
+
+@pytest.mark.parametrize("missing", ["params", "seq_or_image", "task"])
+def test_what_a_query_does_not_say_of_its_model_is_as_its_anchors_say(missing: str) -> None:
+    of_model = {"params": "6e8", "seq_or_image": "448", "task": "vision"}
+    anchors = [{**each, **of_model} for each in matrix(("A100-SXM-80GB",))]
+    query = row("net0", "A100-SXM-80GB", **of_model)
+    assert predicted(anchors, {**query, missing: ""}) == predicted(anchors, query)
+
+
+def test_the_range_is_as_wide_as_runs_of_its_source_are_off() -> None:
+    noise = np.random.default_rng(0)
+    anchors = [
+        row(
+            f"{source}{model}", gpu, source_repo=source, throughput=speed * 50 * noise.lognormal(0, deviation)
+        )
+        for source, deviation in (("calm", 0.02), ("wild", 0.6))
+        for model in range(12)
+        for gpu, speed in GPUS.items()
+    ]
+    hidden = {(model, "A100-SXM-80GB") for model in ("calm0", "wild0")}
+    known = [anchor for anchor in anchors if (anchor["model"], anchor["gpu"]) not in hidden]
+
+    def width(model: str, source: str) -> float:
+        found = predicted(known, row(model, "A100-SXM-80GB", source_repo=source))
+        return found.high / found.low
+
+    assert width("calm0", "calm") < width("calm0", "") < width("wild0", "wild")
+
+
+def test_newer_software_is_faster_by_what_other_models_gained() -> None:
+    models = [f"net{number}" for number in range(8)]
+    anchors = [
+        row(model, "A100-SXM-80GB", num_gpus=8, throughput=800 * (1 + number) * gain, date=date)
+        for number, model in enumerate(models)
+        for date, gain in (("2022-01", 1.0), ("2025-01", 1.5))
+        if (model, date) != ("net3", "2025-01")
+    ]
+    query = row("net3", "A100-SXM-80GB", num_gpus=8, date="2022-01")
+    before, after = (predicted(anchors, {**query, "date": date}) for date in ("2022-01", "2025-01"))
+    # How much of it a model of its own gains is uncertain.
+    assert after.predicted > 1.02 * before.predicted
+    assert after.high / after.low > before.high / before.low
 
 
 def test_what_a_gpu_cannot_do_is_not_in_the_range() -> None:
@@ -294,6 +340,26 @@ def test_an_accelerator_of_the_config_file_has_its_figures(
     captured = capsys.readouterr()
     assert next(csv.DictReader(io.StringIO(captured.out)))["evidence"] == "C"
     assert "Two minutes of net0 on one Wonder 9" in captured.err
+
+
+def test_our_measurements_are_anchors_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queries = tmp_path / "queries.csv"
+    queries.write_text("model,precision,gpu,num_gpus,unit\nvit-huge bf16,bf16,H200,1,images/s\n")
+    assert run(["predict", "--shipped-anchors", "--queries", str(queries), "--output", "csv"]) == 0
+    (answer,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert answer["evidence"] == "A"
+    measured = [
+        summary.timing.samples_per_step / summary.step_time_s
+        for summary in shipped_runs("vit-huge").values()
+        if (summary.setup.recipe, summary.setup.num_gpus) == ("bf16", 1)
+        and summary.timing.samples_per_step
+        and summary.step_time_s
+        and "H200" in (summary.setup.device_name or "")
+    ]
+    assert float(answer["low"]) < median(measured) < float(answer["high"])
+    # Without them the ledger alone knows nothing.
+    assert run(["predict", "--own-anchors", "--queries", str(queries), "--output", "csv"]) == 0
+    assert next(csv.DictReader(io.StringIO(capsys.readouterr().out)))["refused"]
 
 
 def test_figures_of_gpus_that_ec2_sells_are_those_of_the_price_file() -> None:

@@ -70,8 +70,9 @@ class Config:
     num_gpus: float
     log_batch: float | None
     sequence: float | None
-    year: float  # since 2023
+    year: float  # since 2023, of the software
     task: str
+    source: str  # who measured it: the repository without its version, or empty
 
     @property
     def generation(self) -> str:
@@ -175,6 +176,7 @@ def config_of(
     sequence: float | None = None,
     date: str = "",
     task: str = "",
+    source: str = "",
     identify: Callable[[str], Gpu | None] = identify,
 ) -> Config:
     """Return the configuration.
@@ -200,6 +202,7 @@ def config_of(
         sequence=sequence,
         year=_year(date),
         task=task.lower(),
+        source=re.sub(r"_v[\d.]+$", "", source),
     )
 
 
@@ -228,6 +231,7 @@ def read(row: Row, identify: Callable[[str], Gpu | None] = identify) -> tuple[Co
         sequence=_positive(row, "seq_or_image", strict=False),
         date=row.get("date") or "",
         task=row.get("task") or "",
+        source=row.get("source_repo") or "",
         identify=identify,
     )
     return config, per_s

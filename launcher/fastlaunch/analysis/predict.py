@@ -36,6 +36,10 @@ _MAX_CONFIGS = 3000
 _MAX_FACTOR = 10
 #: With up to this many left-out rows, a class also uses those of the other classes for its range.
 _FEW = 20
+#: The models of all sources that count beside those of the query's source for its range.
+_OTHERS = 2
+#: The highest quantile that makes up for few models.
+_MOST_COVERAGE = 0.93
 #: Bytes a second that an all-reduce moves over PCIe, by the generation of the GPUs: half of one direction of
 #: 16 lanes, as all GPUs of a host share switches. GB20x has PCIe 5, others PCIe 4.
 _PCIE_BYTES_PER_S = {"GB20x": 32e9}
@@ -57,20 +61,21 @@ _USUAL_SEQUENCE = {"images": 224.0, "tokens": 2048.0}
 #: on a scale of 2.5. Chosen by leaving out models' runs on a GPU, on a generation, and generations, of two
 #: collections of published runs.
 DEVIATIONS: Mapping[str, float] = {
-    "unit": 0.7, "alike": 0.74, "workload": 0.11, "workload loose": 2.4, "unit log_flops": 0.022,
-    "unit family": 0.24, "workload family": 0.11, "alike precision": 0.1, "workload precision": 0.03,
+    "unit": 0.7, "alike": 0.95, "workload": 0.049, "workload loose": 2.4, "unit log_flops": 0.022,
+    "unit family": 0.24, "workload family": 0.073, "alike precision": 0.1, "workload precision": 0.03,
     "peak alike": 0.17, "peak workload family": 0.027,
-    "bandwidth": 0.018, "bandwidth workload family": 0.012,
-    "gpu": 0.023, "gpu alike": 0.037, "gpu precision": 0.024, "gpu workload family": 0.0086,
-    "generation precision": 0.051, "generation workload family": 0.018, "generation narrow": 0.35,
+    "bandwidth": 0.018, "bandwidth workload family": 0.008,
+    "gpu": 0.023, "gpu alike": 0.016, "gpu precision": 0.016, "gpu workload family": 0.019,
+    "generation": 0.03, "generation precision": 0.051,
+    "generation workload family": 0.027, "generation narrow": 0.35,
     "unit batch_offset": 0.091, "alike batch_offset": 0.08, "workload family batch_offset": 0.018,
     "gpu workload batch_offset": 0.011, "generation workload batch_offset": 0.014,
     "workload log_batch~2.5": 0.071, "gpu workload log_batch~1": 0.012,
-    "workload room": 0.19, "workload log_sequence~1": 0.62,
+    "workload room": 0.13, "workload log_sequence~1": 0.45,
     "log_gpus gpu": 0.013, "workload log_gpus~0.5": 0.021, "unlinked": 0.26,
     "several": 0.061, "workload several": 0.016,
-    "years": 0.018, "workload log_gpus years~0.7": 0.085, "generation workload years~0.7": 0.033,
-    "gpu workload years~0.3": 0.016, "workload family years~0.3": 0.063,
+    "gpu years": 0.02, "workload log_gpus years~0.7": 0.085, "generation workload years~0.7": 0.033,
+    "gpu workload years~0.3": 0.011, "workload family years~0.3": 0.095,
 }  # fmt: skip
 #: The deviation of a measurement, and of a future run.
 _NOISE, _RUN = 0.024, 0.055
@@ -88,8 +93,8 @@ def physics(rows: Features) -> Array:
     return np.asarray(0.4 * rows["peak"] + 0.5 * rows["bandwidth"] - 0.8 * rows["log_flops"])
 
 
-def covariance(left: Features, right: Features, likeness: Array) -> Array:
-    """Return the prior covariance of two lists of configurations, without noise."""
+def covariance(left: Features, right: Features, likeness: Array, effects: Mapping[str, float]) -> Array:
+    """Return the prior covariance of two lists of configurations, without noise. effects: as `DEVIATIONS`."""
 
     # Each takes much memory, and neighbours in the table share them.
     @functools.lru_cache(maxsize=8)
@@ -105,7 +110,7 @@ def covariance(left: Features, right: Features, likeness: Array) -> Array:
         return np.asarray((np.equal if ours.dtype == np.int64 else np.multiply).outer(ours, theirs))
 
     total = np.zeros((len(left["unit"]), len(right["unit"])))
-    for effect, deviation in DEVIATIONS.items():
+    for effect, deviation in effects.items():
         total += deviation**2 * functools.reduce(np.multiply, map(factor, effect.split()))
     return total
 
@@ -116,15 +121,23 @@ class Fit:
     log_throughput, num_runs: of each configuration (n,), per GPU.
     """
 
-    def __init__(self, rows: Features, log_throughput: Array, num_runs: Array, likeness: Array) -> None:
-        self._rows, self._likeness = rows, likeness
+    def __init__(
+        self,
+        rows: Features,
+        log_throughput: Array,
+        num_runs: Array,
+        likeness: Array,
+        effects: Mapping[str, float] = DEVIATIONS,
+    ) -> None:
+        self._rows = rows
+        self._covariance = functools.partial(covariance, likeness=likeness, effects=effects)
         residual = log_throughput - physics(rows)
         # By unit, so that it does not matter which unit is counted in.
         self._means = {
             unit: float(np.mean(residual[rows["unit"] == unit])) for unit in np.unique(rows["unit"])
         }
         self._residual = residual - self._mean(rows)
-        prior = covariance(rows, rows, likeness)
+        prior = self._covariance(rows, rows)
         noise = _NOISE**2 * (0.5 + 0.5 / num_runs)
         extra = np.zeros_like(noise)
         self._invert(prior, noise)
@@ -147,9 +160,9 @@ class Fit:
 
     def predict(self, rows: Features) -> tuple[Array, Array]:
         """Return log throughput per GPU and its deviation, of one run."""
-        cross = covariance(rows, self._rows, self._likeness)
+        cross = self._covariance(rows, self._rows)
         parts = [rows.rows(slice(start, start + 50)) for start in range(0, len(rows["unit"]), 50)]
-        prior = np.concatenate([np.diag(covariance(part, part, self._likeness)) for part in parts])
+        prior = np.concatenate([np.diag(self._covariance(part, part)) for part in parts])
         variance = prior - np.einsum("ij,ji->i", cross, self.inverse @ cross.T)
         mean = physics(rows) + self._mean(rows) + cross @ self.weights
         return mean, np.sqrt(np.maximum(variance, 0) + self._run)
@@ -191,14 +204,16 @@ class Predictor:
         self.num_runs = np.array([len(values) for values in runs.values()], float)
         self._cells = {(c.workload, c.family, c.generation) for c in self.configs}
         self._workloads = {c.workload for c in self.configs}
+        self._examples = {c.workload: c for c in reversed(self.configs)}
         self._generations = {c.generation for c in self.configs}
         self._gpus = {c.gpu_name for c in self.configs}
-        # Faster than the whole peak: their params are not the weights in use, because of experts.
-        self._sparse = {
-            c.workload
-            for c, value in zip(self.configs, self.log_throughput, strict=True)
-            if value > c.log_ceiling - math.log(MOST_OF_PEAK)
-        }
+        # By how much runs pass the ceiling: some FLOPs are not done, as by Winograd's convolutions in fp32 or
+        # by experts, if one is faster than the whole peak.
+        self._excess: dict[tuple[str, str], float] = defaultdict(float)
+        for c, value in zip(self.configs, self.log_throughput, strict=True):
+            if value > c.log_ceiling - math.log(MOST_OF_PEAK):
+                key = c.workload, c.family
+                self._excess[key] = max(self._excess[key], value - c.log_ceiling)
         self._formats = {(c.gpu_name, c.family) for c in self.configs}
         self._narrow = {(c.family, c.generation) for c in self.configs}
 
@@ -209,6 +224,7 @@ class Predictor:
 
         log_ceilings: for each query, the log of the most that one of its GPUs can do per second.
         """
+        queries = [self._completed(query) for query in queries]
         refusals = [self._refusal(config) for config in queries]
         places = [place for place, refusal in enumerate(refusals) if refusal is None]
         wanted = [queries[place] for place in places]
@@ -221,17 +237,19 @@ class Predictor:
         num = len(near.configs)
         features, likeness = features_of([*near.configs, *configs], num)
         fit = Fit(features.rows(slice(num)), near.log_throughput, near.num_runs, likeness)
-        factors = near.calibrate(fit)
+        calibration = near.calibrate(fit)
         means, deviations = fit.predict(features.rows(slice(num, None)))
         for place, query, mean, deviation in zip(places, wanted, means, deviations, strict=True):
             evidence, share = self.evidence(query), pcie_share(query, math.exp(mean))
-            half = factors[evidence] * math.hypot(deviation, _PCIE_DEVIATION if evidence == "D" else 0.0)
+            half = calibration.factor(evidence, query.source) * math.hypot(
+                deviation, _PCIE_DEVIATION if evidence == "D" else 0.0
+            )
             if half > math.log(_MAX_FACTOR):
                 answers[place] = (
                     f"nothing like it is measured: the range would exceed a factor {_MAX_FACTOR} each way"
                 )
                 continue
-            ceiling = math.inf if query.workload in self._sparse else query.log_ceiling
+            ceiling = query.log_ceiling + self._excess.get((query.workload, query.family), 0.0)
             if log_ceilings is not None:
                 ceiling = min(ceiling, log_ceilings[place])
             log_low, log_median, log_high = _below(mean, half, ceiling)
@@ -245,6 +263,19 @@ class Predictor:
                 evidence=evidence,
             )
         return answers
+
+    def _completed(self, query: Config) -> Config:
+        """Return the query with what it does not say of its model as the model's anchors say it."""
+        like = self._examples.get(query.workload)
+        if like is None:
+            return query
+        return replace(
+            query,
+            params=query.params or like.params,
+            image_flops=query.image_flops or like.image_flops,
+            sequence=query.sequence or like.sequence,
+            task=query.task or like.task,
+        )
 
     def _near(self, queries: Sequence[Config]) -> "Predictor":
         """Return a predictor from the most informative anchors, at most `_MAX_CONFIGS`."""
@@ -301,27 +332,23 @@ class Predictor:
                 return f"does not fit in memory: weights and gradients take {need_gb:.0f} GB of {have_gb:.0f}"
         return None
 
-    def calibrate(self, fit: Fit) -> dict[str, float]:
-        """Return the 90% quantile, by class, of a left-out run's error in units of its deviation."""
-        left_out = self.left_out(fit)
-        scores = {
-            name: np.abs(residuals) / deviations for name, (_, residuals, deviations) in left_out.items()
-        }
-        pooled = np.concatenate([scores["A"], scores["B"]])
-        prior = float(np.quantile(pooled, _COVERAGE)) if len(pooled) > _FEW else _NORMAL
-        factors = {}
-        for name, deviations in scores.items():
-            # The (n + 1)(1 - a)th smallest of n, as in conformal prediction. In A and B every model has the
-            # same weight, since its runs err together; in C every generation has.
-            level = min(1.0, _COVERAGE * (1 + 1 / max(1, len(deviations))))
-            workloads = [self.configs[row].workload for row in left_out[name][0]]
-            num_rows = Counter(workloads)
-            weights = np.array([1 / num_rows[w] if name in ("A", "B") else 1.0 for w in workloads])
-            quantile = _quantile(deviations, weights, level) if len(deviations) else prior
-            share = len(deviations) / (len(deviations) + _FEW)
-            factors[name] = share * quantile + (1 - share) * prior
-        factors["C"] = max(factors["A"], factors["B"], factors["C"])
-        return {**factors, "D": factors["C"]}  # no left-out run tells of D
+    def calibrate(self, fit: Fit) -> "Calibration":
+        """Return how many deviations 90% of left-out runs lie within, by class and source."""
+        scores = {}
+        for name, (rows, residuals, deviations) in self.left_out(fit).items():
+            configs = [self.configs[row] for row in rows]
+            num_rows = Counter(config.workload for config in configs)
+            scores[name] = _Scores(
+                scores=np.abs(residuals) / deviations,
+                # Runs of a model err together.
+                weights=np.array([num_rows[config.workload] ** -0.5 for config in configs]),
+                sources=np.array([config.source for config in configs], str),
+                num_models={
+                    source: len({config.workload for config in configs if config.source == source})
+                    for source in {config.source for config in configs}
+                },
+            )
+        return Calibration(scores)
 
     def left_out(self, fit: Fit) -> dict[str, tuple[Ids, Array, Array]]:
         """Return, by class, its left-out anchors, their residuals, and predicted deviations.
@@ -411,6 +438,69 @@ def best_guess(log_mean: Array | float, deviation: Array | float) -> Array | flo
     return log_mean - 0.7 * deviation**2
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Scores:
+    """Errors of the left-out runs of a class, in units of their deviation (n,), with weights (n,)."""
+
+    scores: Array
+    weights: Array
+    sources: NDArray[np.str_]
+    num_models: Mapping[str, int]  # by source
+
+    @functools.cached_property
+    def shares(self) -> Array:
+        """The weight of each run if every source has the same (n,), 1 together."""
+        shares = np.zeros(len(self.scores))
+        for source in self.num_models:
+            shares += self.of(source) / len(self.num_models)
+        return shares
+
+    def of(self, source: str) -> Array:
+        """Return the weight of each run if only this source counts (n,), 1 together."""
+        weights = np.where(self.sources == source, self.weights, 0.0)
+        return np.asarray(weights / (weights.sum() or 1.0))
+
+
+class Calibration:
+    """How many deviations hold 90% of runs, by class of evidence and by who measured.
+
+    What a source measures errs alike, so the left-out models of the query's source count one each, beside
+    `_OTHERS` models of all sources, each source alike.
+    """
+
+    def __init__(self, scores: Mapping[str, _Scores]) -> None:
+        self._scores = scores
+        self._factors: dict[tuple[str, str], float] = {}
+
+    def factor(self, evidence: str, source: str) -> float:
+        key = evidence, source
+        if key not in self._factors:
+            # No left-out run tells of D, and a wider class has no narrower range.
+            names = ("A", "B", "C") if evidence in ("C", "D") else (evidence,)
+            self._factors[key] = max(self._factor(name, source) for name in names)
+        return self._factors[key]
+
+    def _factor(self, name: str, source: str) -> float:
+        """Return the class's factor, with few left-out runs near that of A and B together."""
+        num_rows = len(self._scores[name].scores)
+        share = num_rows / (num_rows + _FEW)
+        usual = self._quantile(("A", "B"), source)
+        return usual if not num_rows else share * self._quantile((name,), source) + (1 - share) * usual
+
+    def _quantile(self, names: Sequence[str], source: str) -> float:
+        parts = [self._scores[name] for name in names]
+        num_own = [part.num_models.get(source, 0) for part in parts]
+        weights = [
+            _OTHERS * part.shares + num * part.of(source) for part, num in zip(parts, num_own, strict=True)
+        ]
+        scores = np.concatenate([part.scores for part in parts])
+        if len(names) > 1 and len(scores) <= _FEW:
+            return _NORMAL
+        # The (n + 1)(1 - a)th smallest of n, as in conformal prediction.
+        level = min(_MOST_COVERAGE, _COVERAGE * (1 + 1 / (sum(num_own) + _OTHERS)))
+        return _quantile(scores, np.concatenate(weights), level)
+
+
 def _quantile(values: Array, weights: Array, level: float) -> float:
     """Return the smallest value with at least `level` of the weight at or below it."""
     order = np.argsort(values)
@@ -466,6 +556,7 @@ def features_of(configs: Sequence[Config], num_anchors: int | None = None) -> tu
         "family": ids([c.family for c in configs]),
         "precision": ids([c.precision for c in configs]),
         "gpu": ids([c.gpu_name for c in configs]),
+        "source": ids([c.source for c in configs]),
         "generation": ids([c.generation for c in configs]),
         # Logs relative to an A100; 0 for a GPU without figures.
         "peak": np.array([math.log(c.peak_tflops / 312) if c.gpu else 0.0 for c in configs]),

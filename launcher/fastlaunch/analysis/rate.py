@@ -375,7 +375,7 @@ class Finder:
                     self._newest_run[recipe] = max(self._newest_run.get(recipe, ""), _measured_on(row))
 
     @functools.cached_property
-    def _anchors(self) -> list[Anchor]:
+    def anchors(self) -> list[Anchor]:
         """The workload's rows as anchors, without rows that show no GPU's speed."""
         anchors = []
         for _, row in (pair for rows in self._rows.values() for pair in rows):
@@ -488,9 +488,9 @@ class Finder:
         from fastlaunch.analysis.predict import Prediction
 
         subject = self._subject
-        anchors = [*self._anchors, *near_anchors(self._published(), subject)]
+        anchors = [*self.anchors, *near_anchors(self._published(), subject)]
         newest = max((anchor.config.year for anchor in anchors), default=0.0)
-        num_rows_of = Counter(anchor.config.model for anchor in self._anchors)
+        num_rows_of = Counter(anchor.config.model for anchor in self.anchors)
         configs = []
         for query in queries:
             config = subject.config(
@@ -518,7 +518,7 @@ class Finder:
                     evidence=Evidence.PREDICTED,
                     prediction_class=answer.evidence,
                     num_rows=num_rows,
-                    num_other_rows=len(self._anchors) - num_rows,
+                    num_other_rows=len(self.anchors) - num_rows,
                 )
             )
         return rates

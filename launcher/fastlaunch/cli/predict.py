@@ -41,36 +41,45 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
     "--anchors", type=click.Path(path_type=Path), metavar="CSV", help="Predict from these measured runs."
 )
 @click.option(
-    "--shipped-anchors", is_flag=True, help="Predict from the published runs that ship with fastlaunch."
+    "--shipped-anchors",
+    is_flag=True,
+    help="Predict from the published and measured runs that ship with fastlaunch.",
 )
+@click.option("--own-anchors", is_flag=True, help="Predict from the measured runs of your ledger.")
 @click.option(
     "--queries", type=click.Path(path_type=Path), required=True, metavar="CSV", help="Predict these runs."
 )
 @output_option
-def predict(anchors: Path | None, shipped_anchors: bool, queries: Path, output: str) -> None:
+def predict(
+    anchors: Path | None, shipped_anchors: bool, own_anchors: bool, queries: Path, output: str
+) -> None:
     """Predict the throughput of runs that nobody made, from published runs.
 
     Both files are CSV, plain or .xz, with the columns model, params, task, precision, gpu, num_gpus,
-    batch_per_gpu, seq_or_image, unit and date. Measured runs also have throughput, summed over the GPUs. To
-    each query, predict adds predicted, with the limits low and high that hold nine runs in ten, or the reason
-    why it is refused; and the class of evidence: A (measured on this generation of GPU), B (on another one),
-    B0 (only the model's size is known), C (nothing is measured on this generation, or nothing in FP8: there a
+    batch_per_gpu, seq_or_image, unit, date and source_repo. Measured runs also have throughput, summed over
+    the GPUs. The model of your own runs and ours is their workload and recipe, such as vit-huge bf16. To each
+    query, predict adds predicted, with the limits low and high that hold nine runs in ten, or the reason why
+    it is refused; and the class of evidence: A (measured on this generation of GPU), B (on another one), B0
+    (only the model's size is known), C (nothing is measured on this generation, or nothing in FP8: there a
     run of two minutes on one GPU, added to --anchors, tells most), D (several GPUs without NVLink).
     """
     from fastlaunch.analysis.anchors import Refusal, read, read_anchors
     from fastlaunch.analysis.predict import Predictor
+    from fastlaunch.lifecycle.evidence import measured_anchors
 
     measured = _rows(anchors)[0] if anchors else []
     if shipped_anchors:
         measured += training_throughput()
-    if not anchors and not shipped_anchors:
-        raise UserError("no measured runs", "add --anchors FILE, or --shipped-anchors")
+    if not (anchors or shipped_anchors or own_anchors):
+        raise UserError("no measured runs", "add --anchors FILE, --shipped-anchors, or --own-anchors")
     rows, columns = _rows(queries)
-    find_gpu = functools.partial(identify, accelerators=app_context().catalogue.accelerators)
+    context = app_context()
+    find_gpu = functools.partial(identify, accelerators=context.catalogue.accelerators)
     usable, skipped = read_anchors(measured, find_gpu)
     if skipped:
         num = f"{len(skipped)} of {len(measured)}"
         click.echo(f"{num} anchors cannot be used; the first: {printable(skipped[0])}", err=True)
+    usable += measured_anchors(context, context.catalogue, shipped=shipped_anchors, from_ledger=own_anchors)
     answers: list[dict[str, Any]] = [{**row, **dict.fromkeys(ADDED)} for row in rows]
     configs = {}
     for number, row in enumerate(rows):

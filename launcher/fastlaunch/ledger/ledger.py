@@ -562,6 +562,11 @@ class Ledger:
         condition, values = where(self._file.all, selectors, chain)
         return read_runs(self._file, f"{condition} ORDER BY rowid", values, brief=True)
 
+    def measured_workloads(self) -> set[str]:
+        """Return the workloads of runs with a summary."""
+        rows = self._file.all("SELECT DISTINCT workload FROM runs WHERE summary IS NOT NULL", ())
+        return {workload for (workload,) in rows}
+
     def existing(self, run_ids: Sequence[str]) -> set[str]:
         """Return those of `run_ids` that the ledger holds."""
         rows = self._file.all(

@@ -2,11 +2,11 @@
 
 import datetime
 import glob
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fastlaunch.analysis.anchors import published_anchors
+from fastlaunch.analysis.anchors import Anchor, published_anchors
 from fastlaunch.analysis.compare import Comparison, MeasuredRun, PriceRequest, Row, compare, rate_on_type
 from fastlaunch.analysis.configurations import check_memory
 from fastlaunch.analysis.cost import (
@@ -31,7 +31,7 @@ from fastlaunch.core.units import counted, utc_day
 from fastlaunch.jobs.job import Job
 from fastlaunch.lifecycle.model_size import model_size
 from fastlaunch.lifecycle.world import World
-from fastlaunch.measure.published import shipped_runs
+from fastlaunch.measure.published import shipped_runs, shipped_workloads
 from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ class Known:
     comparisons: Mapping[Origin, Comparison]
     catalogue: Catalogue
     warnings: tuple[str, ...]
+    # Runs of other workloads to predict from.
+    others: Callable[[], Sequence[Anchor]]
     #: The size of a model that nobody ran, if it could be counted.
     size: ModelSize | None = None
 
@@ -148,7 +150,41 @@ class Known:
     def finder(self, subject: Subject, *, scaling: float | None = None) -> Finder:
         """Return a finder of rates. scaling: as for `Finder`."""
         rows = {origin: comparison.rows for origin, comparison in self.comparisons.items()}
-        return Finder(rows, subject, self.catalogue, published_anchors, scaling=scaling)
+        return Finder(rows, subject, self.catalogue, self.others, scaling=scaling)
+
+    @property
+    def anchors(self) -> list[Anchor]:
+        """The rows as runs to predict from, each recipe as a model of its own."""
+        reference = next((row.setup for _, row in self.on_gpus), None)
+        return self.finder(self.subject(reference)).anchors if reference else []
+
+
+def measured_anchors(
+    context: World,
+    catalogue: Catalogue,
+    *,
+    shipped: bool,
+    from_ledger: bool,
+    without: str | None = None,
+    units: Collection[str] = (),
+) -> list[Anchor]:
+    """Return measurements as runs to predict from: the shipped ones, those of the user's ledger, or both.
+
+    without: a workload to leave out. units: of the samples of the shipped workloads, if given.
+    """
+    names = {name for name, unit in shipped_workloads().items() if shipped and (unit in units or not units)}
+    if from_ledger and (context.settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            names |= ledger.measured_workloads()
+    anchors: list[Anchor] = []
+    for name in sorted(names - {without}):
+        known = known_rows(context, name, catalogue, judges=False)
+        kept = {Origin.SHIPPED: shipped, Origin.LEDGER: from_ledger}
+        comparisons = {origin: known.comparisons[origin] for origin in Origin if kept[origin]}
+        anchors += replace(known, comparisons=comparisons).anchors
+    return anchors
 
 
 def known_rows(
@@ -201,12 +237,21 @@ def known_rows(
             size = model_size(context, workload, counts=counts)
         except UserError as error:
             left_out.append(error.message)
+
+    def others() -> list[Anchor]:
+        units = {run.summary.setup.sample_unit for run in (*in_ledger, *shipped)}
+        measured = measured_anchors(
+            context, catalogue, shipped=True, from_ledger=True, without=workload, units=units
+        )
+        return [*published_anchors(), *measured]
+
     return Known(
         workload=workload,
         comparisons={Origin.LEDGER: compared(in_ledger), Origin.SHIPPED: compared(shipped)},
         catalogue=catalogue,
         warnings=tuple(left_out),
         size=size,
+        others=others,
     )
 
 

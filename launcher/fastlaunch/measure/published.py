@@ -88,6 +88,16 @@ def shipped_summaries(workload: str | None = None) -> Mapping[str, RunSummary]:
     return MappingProxyType(read_summaries(shipped("measurements") / SUMMARIES, workload))
 
 
+@functools.cache
+def shipped_workloads() -> Mapping[str, str]:
+    """Return the unit of a sample of each workload with shipped summaries."""
+    setups = [
+        summary["setup"]
+        for summary in json.loads((shipped("measurements") / SUMMARIES).read_bytes()).values()
+    ]
+    return {setup["workload"]: setup.get("sample_unit", "") for setup in setups}
+
+
 def shipped_runs(workload: str) -> dict[str, RunSummary]:
     """Return the workload's shipped summaries and published rows by run id."""
     figures = {id: row for id, row in _shipped_rows().items() if row.setup.workload == workload}
