@@ -109,7 +109,7 @@ def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     assert [(job.workload, job.recipe.label, job.batch_size) for job in found.at()] == [
         *(("vit-huge", "bf16", 64), ("vit-huge", "bf16-fused", 128), ("vit-huge", "fp8-fused", 128)),
     ]
-    assert "pip install '.[te]'" in found.differences[0][1]
+    assert "pip install 'fastlaunch[te]'" in found.differences[0][1]
     assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 3
     on_one = here("distilbert", ONE_H200)
     assert {job.num_gpus for job in on_one.at()} == {1}

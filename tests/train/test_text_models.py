@@ -73,7 +73,7 @@ def test_what_cannot_be_loaded_is_named_with_its_option(name: str, error: Except
 def test_without_transformers_the_extra_is_named() -> None:
     with pytest.raises(WorkloadError, match="transformers") as caught:
         import_transformers("toy", find=lambda name: None)
-    assert ".[train]" in (caught.value.hint or "")
+    assert "fastlaunch[train]" in (caught.value.hint or "")
 
 
 def test_weights_without_their_tokenizer_are_warned_of(

@@ -24,8 +24,8 @@ EXTRAS = {
     "accelerate": "train",
     "torch_ort": "ort",
 }
-#: The command that installs an extra from the checkout: there is no release yet.
-INSTALL_EXTRA = "pip install '.[{}]'"
+#: The command that installs an extra of the package that is installed, in whatever folder.
+INSTALL_EXTRA = "pip install 'fastlaunch[{}]'"
 #: The first compute capability with units for bf16.
 BF16_CAPABILITY = (8, 0)
 #: The oldest torchao whose float8 configurations go by name.
