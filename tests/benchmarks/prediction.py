@@ -7,7 +7,7 @@ whole models and whole generations, predicts them from the rest, and prints by c
 first one at a time, also without effects of the software's date, then a part of them at a time (which leaves
 fewer anchors), beside baselines, with how many runs lie in their range, by class and by source. What is left
 out tells neither the prediction nor the width of its range anything. Last come the goals that are missed.
-docs/method.md quotes it.
+docs/benchmarks.md quotes it.
 """
 
 import argparse

@@ -7,7 +7,7 @@ GPUs that EC2 sells: with the same batch and sequence where three GPUs have that
 else at its best on each.
 All its runs are left out but one per generation of GPU (in every combination), or but one. The GPU picked has
 the most throughput per dollar, as measured where it is known and as predicted elsewhere; its regret is what
-it costs per sample above the cheapest. docs/method.md quotes it.
+it costs per sample above the cheapest. docs/benchmarks.md quotes it.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Makes traces to published statistics: losses per instance-hour and share of time with capacity. A forecast is
 made from the first days of a trace, and jobs are replayed on the days after them. The replay steps through
 the trace by itself; it has nothing of the forecast's formulas. A cell is a kind of market, a pair of
-statistics and a job; its mean cost is over all its traces. docs/method.md quotes what this prints.
+statistics and a job; its mean cost is over all its traces. docs/benchmarks.md quotes what this prints.
 
 FILE: instead, traces in the form of github.com/skypilot-org/spot-traces. At twelve moments of their second
 half a forecast is made from the days before.

@@ -5,7 +5,7 @@
 A draw is a matrix of instance types and recipes whose truth is known. The sweep is carried out on it by the
 rules of `analysis/elimination.py`: type after type, each on one machine, which is told what to leave out
 while its next run is under way. Costs are of machine time at list prices, boots included. The full matrix is
-every cell with 8 rounds; its pick is the cheapest cell by them. docs/method.md quotes what this prints.
+every cell with 8 rounds; its pick is the cheapest cell by them. docs/benchmarks.md quotes what this prints.
 
 With FILE, the columns are those of the shipped runs, the truth is what was published there: of each model
 that ran on several types of GPU that EC2 sells.
