@@ -49,6 +49,8 @@ COMMANDS = {
     "dry-run": "submit --instance p5.48xlarge --dry-run",
     "dry-run-places": f"submit {PLACES} --recipe bf16,te-fp8 --repeats 2 --no-account-timer --dry-run",
     "dry-run-nodes": "submit --instance p5.48xlarge --num-nodes 4 --dry-run",
+    "dry-run-first": "submit --instance g6.xlarge --workload vit-huge --batch-size 16"
+    " --recipe bf16,compile,te-fp8 --max-hours 0.75 --dry-run",
     "dry-run-sagemaker": "submit --instance ml.p5.48xlarge,ml.p4d.24xlarge --dry-run",
     "help": "--help",
     "submit-help": "submit --help",
@@ -61,12 +63,24 @@ COMMANDS = {
     "runs-show": f"runs show {OWN}",
     "status": f"status {OWN}",
 }
+#: As `init` writes it, of an account with two zones.
+CONFIG = """\
+region: us-east-1
+max_cost: 1
+aws:
+  us-east-1:
+    bucket: acme-training
+    instance_profile: fastlaunch-node
+    security_groups: [sg-0123456789abcdef0]
+    subnets: {us-east-1a: subnet-0123456789abcdef0, us-east-1b: subnet-0fedcba9876543210}
+    scheduler_role: arn:aws:iam::123456789012:role/fastlaunch-scheduler
+"""
 #: A moment of `watch`, which on a terminal has no end: a run that trains, one that waits, one that failed.
 MOMENT = "watch"
 #: Prose: on a wider screen it is the same.
 UP_TO_120 = (
-    *("dry-run", "dry-run-places", "dry-run-nodes", "dry-run-sagemaker", "submit-help", "sweep"),
-    *("recipe", "status"),
+    *("dry-run", "dry-run-first", "dry-run-places", "dry-run-nodes", "dry-run-sagemaker"),
+    *("submit-help", "sweep", "recipe", "status"),
 )
 MAX_LINES = 40
 #: Details that were asked for.
@@ -136,6 +150,8 @@ def screens(name: str) -> dict[int, str]:
     if name == MOMENT:
         moment = view(*MANY, cost_usd=33.1)
         return {width: "".join(f"{line}\n" for line in screen_lines(moment, width, 24)) for width in WIDTHS}
+    if name == "dry-run-first":
+        Path(os.environ["FASTLAUNCH_CONFIG"]).write_text(CONFIG, encoding="utf-8")
     home = load_settings().home
     home.mkdir(parents=True, exist_ok=True)
     with Ledger(home / LEDGER_NAME, clock=lambda: NOW, randomness=random.Random(0)) as ledger:
@@ -190,7 +206,8 @@ def test_no_golden_screen_is_left_over() -> None:
 if __name__ == "__main__":
     for each in (*COMMANDS, MOMENT):
         with tempfile.TemporaryDirectory() as home:
-            os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": os.devnull}
+            os.environ |= {"FASTLAUNCH_HOME": home, "FASTLAUNCH_CONFIG": str(Path(home, "config.yaml"))}
+            Path(home, "config.yaml").touch()
             for at, text in screens(each).items():
                 golden(each, at).write_text(text, encoding="utf-8")
     for page in PAGES:
