@@ -181,7 +181,7 @@ def _quota(server: "MotoServer", request: SentRequest) -> "Answer":
     if value is None:
         return error(request, "NoSuchResourceException", f"{code}: there is no such quota", 400)
     quota = {"ServiceCode": request.parameters["ServiceCode"], "QuotaCode": code, "Value": value}
-    return _as_json({"Quota": quota})
+    return as_json({"Quota": quota})
 
 
 def _quotas(server: "MotoServer", request: SentRequest) -> "Answer":
@@ -197,7 +197,7 @@ def _quotas(server: "MotoServer", request: SentRequest) -> "Answer":
         for (region, name), value in known.items()
         if region == request.region and name.startswith("ml.")
     ]
-    return _as_json({"Quotas": quotas})
+    return as_json({"Quotas": quotas})
 
 
 def _batch_get_image(server: "MotoServer", request: SentRequest) -> "Answer | None":
@@ -224,10 +224,10 @@ def _batch_get_image(server: "MotoServer", request: SentRequest) -> "Answer | No
                     "imageManifest": "{}",
                 }
             )
-    return _as_json({"images": images, "failures": failures})
+    return as_json({"images": images, "failures": failures})
 
 
-def _as_json(data: Mapping[str, Any]) -> "Answer":
+def as_json(data: Mapping[str, Any]) -> "Answer":
     return 200, _JSON, json.dumps(data).encode()
 
 
@@ -235,6 +235,7 @@ _ANSWERS = {
     ("ec2", "GetConsoleOutput"): _console_output,
     ("ec2", "DescribeSpotPriceHistory"): moto_prices.spot_history,
     ("ec2", "DescribeCapacityBlockOfferings"): moto_prices.block_offerings,
+    ("sagemaker", "SearchTrainingPlanOfferings"): moto_prices.plan_offerings,
     ("pricing", "GetProducts"): moto_prices.get_products,
     ("ec2", "CreatePlacementGroup"): _create_placement_group,
     ("ec2", "DescribePlacementGroups"): _describe_placement_groups,

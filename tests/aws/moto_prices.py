@@ -72,6 +72,8 @@ class PriceLists:
     spot: list[tuple[str, str, str, float]] = field(default_factory=list)
     #: (instance type, zone, start, hours, fee in USD)
     blocks: list[tuple[str, str, str, int, float]] = field(default_factory=list)
+    #: The same of SageMaker's training plans, with the start in seconds since 1970.
+    plans: list[tuple[str, str, float, int, float]] = field(default_factory=list)
     #: Called before each answer, with the action.
     when_asked: Callable[[str], None] = lambda action: None
 
@@ -120,6 +122,26 @@ def spot_history(server: "MotoServer", request: SentRequest) -> "Answer":
     ]
     body = f"<spotPriceHistorySet>{''.join(items)}</spotPriceHistorySet>"
     return moto_gaps.xml("DescribeSpotPriceHistory", body)
+
+
+def plan_offerings(server: "MotoServer", request: SentRequest) -> "Answer":
+    lists, asked = server.price_lists, request.parameters
+    lists.when_asked(request.action)
+    plans = [
+        {
+            "TrainingPlanOfferingId": f"tpo-{number}",
+            "TargetResources": asked["TargetResources"],
+            "DurationHours": hours,
+            "UpfrontFee": f"{fee:.2f}",
+            "CurrencyCode": "USD",
+            "ReservedCapacityOfferings": [
+                {"InstanceType": name, "InstanceCount": 1, "AvailabilityZone": zone, "StartTime": start}
+            ],
+        }
+        for number, (name, zone, start, hours, fee) in enumerate(lists.plans)
+        if name == asked["InstanceType"]
+    ]
+    return moto_gaps.as_json({"TrainingPlanOfferings": plans})
 
 
 def block_offerings(server: "MotoServer", request: SentRequest) -> "Answer":

@@ -256,8 +256,10 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     lists.blocks = [
         ("p5.48xlarge", "us-east-1b", "2026-11-25T11:30:00.000Z", 24, usd) for usd in (900.0, 720.0)
     ]
+    lists.plans = [("ml.p5.48xlarge", "us-east-1c", 1_764_000_000.0, 24, fee) for fee in (960.0, 840.0)]
     assert update()[0] == 0
-    spot, block = read_market(isolated / "market.yaml")
+    spot, block, plan = read_market(isolated / "market.yaml")
+    assert (plan.purchase, plan.zone, plan.usd_per_hour) == ("training-plan", "us-east-1c", 35.0)
     assert (spot.zone, spot.usd_per_hour, spot.median_usd_per_hour, spot.p90_usd_per_hour) == (
         *("us-east-1a", 30.0, 20.0, 20.0),
     )
@@ -272,6 +274,16 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
         ("on-demand", None, 55.04, None),
     ]
     assert rows[1]["interruption"] is not None
+    options = ["--purchase", "on-demand,capacity-block,training-plan", "--output", "json"]
+    assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", *options], obj=context) == 0
+    by_purchase = {each["purchase"]: each for each in json.loads(capsys.readouterr().out)["by_purchase"]}
+    planned = by_purchase["training-plan"]
+    assert (planned["usd_per_hour"], planned["block_hours"] % 24) == (35.0, 0.0)
+    assert planned["unused_usd"] > 0
+    alone = ["--purchase", "training-plan", "--output", "json"]
+    assert run(["recommend", "--workload", "vit-huge", "--samples", "100M", *alone], obj=context) == 0
+    command = json.loads(capsys.readouterr().out)["command"]
+    assert "--instance ml.p5.48xlarge" in command and "--training-plan arn:..." in command
     assert run([*ask, "--purchase", "spot", "--region", "eu-west-1"], obj=context) == 2
     # What AWS's markets ask now was not in force on another day.
     capsys.readouterr()

@@ -21,6 +21,7 @@ from fastlaunch.analysis.pooling import BARE_STEP, STEP, samples_per_step
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import Evidence, Rate, rate_of_row
 from fastlaunch.analysis.verdicts import TRAINING
+from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.prices import Price, VolumePrice
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import parse_duration_s
@@ -452,7 +453,7 @@ def cost_of(
     usd = _plus(times.total(lambda part: part.usd_per_s + part.has_machine * volume_usd_per_s), kept_usd)
     volumes_usd = times.total(lambda part: part.has_machine * volume_usd_per_s)
     cost = Cost(hours=hours, usd=usd, effective_usd=usd, spot_job=times.job)
-    if purchase.price.purchase == CAPACITY_BLOCK and not steps_only:
+    if purchase.price.purchase in (CAPACITY_BLOCK, TRAINING_PLAN) and not steps_only:
         block_hours = _block_hours(times.total(lambda part: part.has_machine / SECONDS_PER_HOUR), assumptions)
         fee_usd = block_hours * purchase.paid_usd_per_hour * training.num_nodes
         usd = _plus(volumes_usd, kept_usd + fee_usd)

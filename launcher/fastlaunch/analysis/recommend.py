@@ -521,7 +521,7 @@ def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | No
     hours = (probe_total(choice, job) if is_probe else choice.total).hours
     max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
     region = None if price.region == job.own_region else price.region
-    place = Place(service="ec2", region=region, purchase=price.purchase)
+    place = Place(service=price.service, region=region, purchase=price.purchase)
     samples = job.samples * configuration.samples_factor
     steps = _probe_steps(configuration) if is_probe else math.ceil(samples / configuration.samples_per_step)
     setup = replace(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastlaunch.analysis.convergence import curve
 from fastlaunch.analysis.pooling import MeasuredRun
+from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.workloads.registry import WorkloadError, workload_info
@@ -88,7 +89,9 @@ def rented(runs: Sequence[RunSummary], instance: str, place: Place) -> Iterator[
     yield from ("--instance", f"ml.{instance}" if place.service == "sagemaker" else instance)
     if place.region is not None:
         yield from ("--region", place.region)
-    if place.purchase != "on-demand":
+    if place.purchase == TRAINING_PLAN:
+        yield from ("--training-plan", "arn:...")
+    elif place.purchase != "on-demand":
         yield from ("--purchase", place.purchase)
     if place.purchase == "capacity-block":
         yield from ("--reservation", "cr-...")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.analysis.cost import SPOT, Assumptions, Purchase, parse_assumptions
 from fastlaunch.analysis.pooling import Offer
 from fastlaunch.api.listing import MAX_MARKET_AGE
+from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price, age_note, paid_usd_per_hour
 from fastlaunch.catalog.updates import MARKET_PRICES, cheapest_zones, read_market
 from fastlaunch.core.errors import UserError
@@ -66,7 +67,8 @@ class Market:
 
     def price(self, instance: str, offer: Offer) -> Price | None:
         """Return the price of a machine; None if none is known."""
-        zone = self._zones.get((instance, offer.region, offer.purchase)) if offer.service == "ec2" else None
+        is_in_zones = offer.service == "ec2" or offer.purchase == TRAINING_PLAN
+        zone = self._zones.get((instance, offer.region, offer.purchase)) if is_in_zones else None
         return zone.price if zone else self._catalogue.find_price(instance, **offer._asdict(), on=self.day)
 
     def purchase(self, price: Price, *, with_losses: bool = True) -> Purchase:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.analysis import recommend as analysis
 from fastlaunch.analysis.recommend import Limits, Task
 from fastlaunch.api.results import data_frame
-from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
+from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
@@ -93,7 +93,7 @@ def recommend(
     """Recommend instance, nodes, recipe, batch size and purchase option for a workload.
 
     workload: a name, or that of a script with runs. samples: a number, such as 100_000_000 or `100M`.
-    deadline: hours, or text such as `48h`. purchases: from `on-demand`, `spot`, `capacity-block`. regions:
+    deadline: hours, or text such as `48h`. purchases: of `OFFERS`. regions:
     the user's own by default. prices_as_of: use the prices of this day. steps_only: leave out waiting, boot
     and other fixed parts. measured_only: make no predictions. batch_equivalent: assume that a sample trains
     as much at any global batch. allow_unverified: include recipes that fail a check. assume: texts such as
@@ -122,8 +122,8 @@ def recommend(
         raise UserError(f"{deadline!r} is not a deadline", "give hours above 0, or text such as 48h")
     purchases = [*dict.fromkeys((purchases,) if isinstance(purchases, str) else purchases)]
     for purchase in purchases:
-        if purchase not in PURCHASE_OPTIONS:
-            raise UnknownName("purchase option", purchase, PURCHASE_OPTIONS)
+        if purchase not in OFFERS:
+            raise UnknownName("purchase option", purchase, OFFERS)
     regions = [*dict.fromkeys((regions,) if isinstance(regions, str) else regions)]
     for region in regions:
         if not is_region(region):
@@ -357,12 +357,13 @@ def _purchases(
 
     bought = []
     for region, (name, instance), option in product(regions, catalogue.instances.items(), options):
-        price = market.price(name, Offer("ec2", region, option))
-        if price is not None and option in instance.purchase_options:
+        service = "sagemaker" if option == TRAINING_PLAN else "ec2"
+        price = market.price(name, Offer(service, region, option))
+        if price is not None and instance.is_sold(option):
             bought.append(market.purchase(price))
             continue
         reason = f"no {option} price in {region} is known for {market.day}"
-        if option not in instance.purchase_options:
+        if not instance.is_sold(option):
             reason = f"AWS does not sell it {option}"
         left_out.append(LeftOut(instance=name, recipe=None, reason=reason))
     left_out += [

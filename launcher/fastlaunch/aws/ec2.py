@@ -10,7 +10,7 @@ from typing import Any
 from fastlaunch.aws.errors import ApiCall
 from fastlaunch.aws.pricing import usd_of
 from fastlaunch.aws.session import AwsSession
-from fastlaunch.aws.types import Instance, MachineImage, RouteTable, Subnet, Vpc
+from fastlaunch.aws.types import BlockOffering, Instance, MachineImage, RouteTable, Subnet, Vpc
 from fastlaunch.core.errors import BadConfiguration
 from fastlaunch.core.terminal import printable, printable_data
 
@@ -61,16 +61,6 @@ class Reservation:
     # Both with their time zone.
     starts_at: datetime | None
     ends_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockOffering:
-    """A capacity block that EC2 sells now."""
-
-    zone: str
-    starts_at: datetime
-    # For one instance: the fee over instances and hours.
-    usd_per_hour: float
 
 
 class Ec2Calls(AwsSession):

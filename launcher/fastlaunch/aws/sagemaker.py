@@ -11,7 +11,9 @@ from datetime import datetime
 from typing import Any
 
 from fastlaunch.aws.errors import is_unknown_job
+from fastlaunch.aws.pricing import usd_of
 from fastlaunch.aws.session import AwsSession
+from fastlaunch.aws.types import BlockOffering
 from fastlaunch.core.errors import BadConfiguration, Unreachable
 from fastlaunch.core.ownership import RUN_TAG
 from fastlaunch.core.terminal import printable
@@ -142,6 +144,28 @@ class SageMakerCalls(AwsSession):
         except BadConfiguration as error:
             if not is_unknown_job(error) and "is in status" not in error.message:
                 raise
+
+    def plan_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
+        """Return the training plans of one instance that SageMaker offers for so many hours."""
+        answer = self.call(
+            *("sagemaker", region, "SearchTrainingPlanOfferings"),
+            subject=instance_type,
+            InstanceType=instance_type,
+            InstanceCount=1,
+            DurationHours=hours,
+            TargetResources=["training-job"],
+        )
+        return [
+            BlockOffering(
+                zone=capacity[0]["AvailabilityZone"],
+                starts_at=capacity[0]["StartTime"],
+                usd_per_hour=fee_usd / plan["DurationHours"],
+            )
+            for plan in answer["TrainingPlanOfferings"]
+            if plan.get("CurrencyCode", "USD") == "USD"
+            and (capacity := plan.get("ReservedCapacityOfferings"))
+            and (fee_usd := usd_of(plan["UpfrontFee"]))
+        ]
 
     def training_log(self, region: str, name: str) -> str:
         """Return the newest LOG_LINES lines that each container printed; empty if there are none.

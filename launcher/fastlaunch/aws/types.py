@@ -139,3 +139,13 @@ class RegistryLogin:
     host: str
     user: str
     password: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOffering:
+    """A capacity block that EC2 sells now, or a training plan of SageMaker's."""
+
+    zone: str
+    starts_at: datetime
+    # For one instance: the fee over instances and hours.
+    usd_per_hour: float

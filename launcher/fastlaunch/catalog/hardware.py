@@ -17,6 +17,9 @@ FORMATS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 #: p6-b200 and p6-b300, but not p5.4xlarge. CUDA answers with error 802 until their fabric manager is up.
 _NVSWITCH_GPUS = ("A100 40GB", "A100 80GB", "H100", "H200", "B200", "B300")
 PURCHASE_OPTIONS = ("on-demand", "spot", "capacity-block")
+#: SageMaker's reserved capacity, which a job names by its ARN; beside the options, what prices may be of.
+TRAINING_PLAN = "training-plan"
+OFFERS = (*PURCHASE_OPTIONS, TRAINING_PLAN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,10 @@ class InstanceType:
     # How AWS sells it, of PURCHASE_OPTIONS.
     purchase_options: tuple[str, ...]
     source: str
+
+    def is_sold(self, offer: str) -> bool:
+        """Return whether AWS sells it as `offer`, of OFFERS: plans are of the types sold in blocks."""
+        return ("capacity-block" if offer == TRAINING_PLAN else offer) in self.purchase_options
 
     @property
     def has_nvswitch(self) -> bool:

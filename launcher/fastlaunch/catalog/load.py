@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fastlaunch.catalog.hardware import PURCHASE_OPTIONS, Accelerator, InstanceType
+from fastlaunch.catalog.hardware import OFFERS, Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price, VolumePrice
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import is_region
@@ -120,8 +120,8 @@ def _prices(file: YamlFile, instances: Collection[str]) -> tuple[Price, ...]:
         if price.instance not in instances:
             problem = f"the price is of an instance {price.instance!r} that is not listed"
             raise file.fault(problem, *at, "instance", hint=_listing(instances))
-        if price.purchase == "spot" or price.purchase not in PURCHASE_OPTIONS:
-            hint = "on-demand or capacity-block; spot prices change by the hour and are queried"
+        if price.purchase == "spot" or price.purchase not in OFFERS:
+            hint = "on-demand, capacity-block or training-plan; spot prices change hourly and are queried"
             raise file.fault(f"purchase is {price.purchase!r}", *at, "purchase", hint=hint)
         if price.key in prices:
             offer = f"{price.service}, {price.region}, {price.purchase}, {price.as_of}"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from fastlaunch.catalog.hardware import check_positive
+from fastlaunch.catalog.hardware import TRAINING_PLAN, check_positive
 from fastlaunch.catalog.load import check_schema
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
@@ -29,7 +29,7 @@ MOST_TIMES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class MarketPrice:
-    """What an hour of an instance costs in a zone now, on spot or in a capacity block on offer."""
+    """What an hour of an instance costs in a zone now, on spot, or in a block or training plan on offer."""
 
     instance: str
     region: str
@@ -60,7 +60,7 @@ class MarketPrice:
         """The price that AWS asks now."""
         return Price(
             instance=self.instance,
-            service="ec2",
+            service="sagemaker" if self.purchase == TRAINING_PLAN else "ec2",
             region=self.region,
             zone=self.zone,
             purchase=self.purchase,

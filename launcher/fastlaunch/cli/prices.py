@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fastlaunch.api import listing as api
-from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
+from fastlaunch.catalog.hardware import OFFERS
 from fastlaunch.catalog.prices import SERVICES, UPDATE_COMMAND, age_note
 from fastlaunch.cli.context import app_context
 from fastlaunch.cli.options import (
@@ -67,9 +67,7 @@ _COLUMNS = 100
 @click.option(
     "--service", type=click.Choice(SERVICES), help="Show prices of EC2, or SageMaker.  [default: both]"
 )
-@click.option(
-    "--purchase", type=click.Choice(PURCHASE_OPTIONS), help="Show prices of this option.  [default: all]"
-)
+@click.option("--purchase", type=click.Choice(OFFERS), help="Show prices of this option.  [default: all]")
 @click.option(
     "--as-of", type=DATE, metavar="DATE", help="Show the prices in force on this day.  [default: today]"
 )

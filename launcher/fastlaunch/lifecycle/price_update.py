@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.pricing import Product
+from fastlaunch.aws.types import BlockOffering
+from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.load import load_catalogue, read_catalogue
 from fastlaunch.catalog.prices import SERVICES, Catalogue, Price
 from fastlaunch.catalog.updates import (
@@ -29,11 +31,12 @@ from fastlaunch.core.home import make_folder, writing
 from fastlaunch.core.locks import held
 from fastlaunch.core.settings import UPDATED_PRICES
 from fastlaunch.core.units import is_region, utc_day
+from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.world import World, default_context
 
 #: The days for the median and 90th percentile of spot prices.
 SPOT_DAYS = 7
-#: The length of capacity blocks to query.
+#: The length of capacity blocks and training plans to query.
 BLOCK_HOURS = 24
 
 T = TypeVar("T")
@@ -54,7 +57,7 @@ class PriceUpdate:
 def update_prices(
     regions: Sequence[str] = (), *, accept: bool = False, context: World | None = None
 ) -> PriceUpdate:
-    """Update the prices of the regions: on demand, SageMaker training, spot, capacity blocks.
+    """Update the prices of the regions: on demand, SageMaker training, spot, capacity blocks, training plans.
 
     regions: by default the user's, and those under `aws` in the config file. accept: also take prices above
     ten times the last one, or below a tenth. Refused queries and rejected prices are in `failures`. Raises
@@ -85,12 +88,12 @@ def _update(context: World, regions: Sequence[str], *, accept: bool) -> PriceUpd
         ) from None
     update, now = PriceUpdate(), context.now()
     listed: list[Price] = []
-    with activity("asking AWS for prices", total=len(regions) * (len(SERVICES) + 2)) as shown:
+    with activity("asking AWS for prices", total=len(regions) * (len(SERVICES) + 3)) as shown:
         for region in regions:
             for service in SERVICES:
                 shown.begin(f"{service} in {region}")
                 listed += _on_demand(context.aws, known, service, region, utc_day(now), update, accept=accept)
-            for purchase, look in (("spot", _spot), ("capacity-block", _blocks)):
+            for purchase, look in (("spot", _spot), ("capacity-block", _blocks), (TRAINING_PLAN, _plans)):
                 shown.begin(f"{purchase} in {region}")
                 ask = partial(look, context.aws, known, region, now)
                 prices = _tried(f"{purchase} in {region}", update, ask)
@@ -217,7 +220,7 @@ def _believed(
 
 
 def _sold(known: Catalogue, purchase: str) -> list[str]:
-    return [name for name, instance in known.instances.items() if purchase in instance.purchase_options]
+    return [name for name, instance in known.instances.items() if instance.is_sold(purchase)]
 
 
 def _spot(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> list[MarketPrice]:
@@ -240,13 +243,34 @@ def _spot(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> li
 
 def _blocks(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> list[MarketPrice]:
     """Return the cheapest capacity block of each instance type and zone."""
-    cheapest: dict[tuple[str, str], float] = {}
-    for instance in _sold(known, "capacity-block"):
+
+    def ask(instance: str) -> Sequence[BlockOffering]:
         # EC2 refuses a type that the region lacks.
-        offerings = (
-            aws.block_offerings(region, instance, BLOCK_HOURS) if aws.zones_offering(region, instance) else ()
-        )
-        for block in offerings:
+        has_it = aws.zones_offering(region, instance)
+        return aws.block_offerings(region, instance, BLOCK_HOURS) if has_it else ()
+
+    return _cheapest("capacity-block", known, region, now, ask)
+
+
+def _plans(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> list[MarketPrice]:
+    """Return the cheapest training plan of each instance type and zone."""
+
+    def ask(instance: str) -> Sequence[BlockOffering]:
+        return aws.plan_offerings(region, f"{ML}{instance}", BLOCK_HOURS)
+
+    return _cheapest(TRAINING_PLAN, known, region, now, ask)
+
+
+def _cheapest(
+    purchase: str,
+    known: Catalogue,
+    region: str,
+    now: datetime.datetime,
+    ask: Callable[[str], Sequence[BlockOffering]],
+) -> list[MarketPrice]:
+    cheapest: dict[tuple[str, str], float] = {}
+    for instance in _sold(known, purchase):
+        for block in ask(instance):
             offer = instance, block.zone
             cheapest[offer] = min(block.usd_per_hour, cheapest.get(offer, block.usd_per_hour))
     return [
@@ -254,7 +278,7 @@ def _blocks(aws: Aws, known: Catalogue, region: str, now: datetime.datetime) -> 
             instance=instance,
             region=region,
             zone=zone,
-            purchase="capacity-block",
+            purchase=purchase,
             usd_per_hour=usd,
             at=now.isoformat(timespec="seconds"),
         )

@@ -11,6 +11,7 @@ from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
 from fastlaunch.analysis.rate import Rate
 from fastlaunch.analysis.verdicts import TRAINING
+from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.tables import WIDTH, Column, table
 from fastlaunch.core.units import duration_text
@@ -18,7 +19,12 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
 from fastlaunch.report.text import UNKNOWN, about, bulleted, dollars, limits, name_of, number, with_range
 
-_BOUGHT = {"on-demand": "", "spot": " as spot", "capacity-block": " in a capacity block"}
+_BOUGHT = {
+    "on-demand": "",
+    "spot": " as spot",
+    "capacity-block": " in a capacity block",
+    TRAINING_PLAN: " in a training plan",
+}
 
 
 def sentence(cost: Cost, rate: Rate, *, what: str, purchase: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastlaunch.analysis.rate import in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
+from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
@@ -19,7 +20,7 @@ from fastlaunch.report.text import NO_LETTERS, Letters, bulleted, dollars, numbe
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 2, 2
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
-_BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block"}
+_BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block", TRAINING_PLAN: "in a training plan"}
 
 
 def as_text(recommendation: Recommendation, *, width: int) -> str:
