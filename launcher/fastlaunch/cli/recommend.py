@@ -72,7 +72,7 @@ def _hours(text: str) -> float:
     default="on-demand",
     show_default=True,
     metavar="OPTION,...",
-    help="Buy in these ways: on-demand, spot, capacity-block.",
+    help="Buy in these ways: on-demand, spot, capacity-block, training-plan.",
 )
 @click.option(
     "--regions",
