@@ -28,6 +28,7 @@ PRICE = {
     "interruption": None,
     "quota": None,
     "inferred": False,
+    "secondary": False,
     "source": "AWS price list, us-east-1, generated 2026-07-20",
 }
 
@@ -48,6 +49,7 @@ def test_a_price_in_json_and_in_csv(capsys: pytest.CaptureFixture[str]) -> None:
     assert line == {
         **{key: "" if value is None else str(value) for key, value in PRICE.items()},
         "inferred": "false",
+        "secondary": "false",
     }
 
 

@@ -1,4 +1,4 @@
-"""The workloads of the README and the guide: their code is run as it stands there, by the real entrypoint."""
+"""The workload of docs/train.md: its code is run as it stands there, by the real entrypoint."""
 
 import re
 from pathlib import Path
@@ -18,11 +18,6 @@ def example_of(page: str, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{example_of('docs/train.md', tmp_path_factory.mktemp('example'))}:build"
-
-
-def test_the_readmes_workload_trains(tmp_path: Path) -> None:
-    workload = f"{example_of('README.md', tmp_path)}:build"
-    trained(tmp_path / "out", "--steps", "2", "--batch-size", "32", workload=workload)
 
 
 def test_the_guides_workload_learns_and_is_checked_and_evaluated(example: str, tmp_path: Path) -> None:

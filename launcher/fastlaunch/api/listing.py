@@ -126,6 +126,7 @@ def _row(price: "Price", catalogue: "Catalogue", settings: "Settings", quota: in
         "interruption": interruption(price.instance, price.region) if price.purchase == "spot" else None,
         "quota": quota,
         "inferred": price.inferred,
+        "secondary": price.secondary,
         "source": price.source,
     }
 

@@ -99,7 +99,9 @@ def prices(ctx: click.Context, /, sort: str | None, output: str, **options: Any)
     if output == "json":
         print_json({"schema": 1, "as_of": chosen.as_of.isoformat(), "prices": rows})
     elif output == "csv":
-        print_rows([{**row, "inferred": str(row["inferred"]).lower()} for row in rows], output="csv")
+        flags = ("inferred", "secondary")
+        as_words = [{**row, **{name: str(row[name]).lower() for name in flags}} for row in rows]
+        print_rows(as_words, output="csv")
     else:
         _print_table(rows, has_quotas=options["quotas"])
     in_force = {price.key[:4]: price.as_of for price in chosen}
