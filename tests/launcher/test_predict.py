@@ -11,6 +11,7 @@ import pytest
 
 from fastlaunch.analysis.anchors import Refusal, read, read_anchors, read_unit
 from fastlaunch.analysis.predict import Fit, Prediction, Predictor, features_of, pcie_share
+from fastlaunch.catalog import hardware
 from fastlaunch.catalog.hardware import identify, image_flops
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.main import run
@@ -401,3 +402,9 @@ def test_a_language_model_reaches_three_quarters_of_the_peak_at_most(
     text = row("gpt2-xl", gpu, precision=precision, task=task, unit="tokens/s", params="1.5e9")
     (config, _) = read(text)
     assert math.exp(config.log_ceiling) == pytest.approx(0.75 * peak_tflops * 1e12 / (flops * 1.5e9))
+
+
+def test_every_gpu_of_the_table_names_the_document_of_its_figures() -> None:
+    path = Path(hardware.__file__).with_name("gpus.csv")
+    with path.open(encoding="utf-8", newline="") as lines:
+        assert [row["name"] for row in csv.DictReader(lines) if not row["source"]] == []
