@@ -109,9 +109,9 @@ def check_positive(what: str, value: float) -> None:
         raise UserError(f"{what} is {value:g}", "give a finite number above 0, or leave the entry out")
 
 
-#: A row for each GPU, with the document that gives it: dense peaks in TFLOP/s with fp32 accumulation, empty where a
-#: format is not supported. A board with two chips counts as one chip. The first of a family is meant where a
-#: name gives neither form factor nor memory.
+#: A row for each GPU, with the document that gives it: dense peaks in TFLOP/s with fp32 accumulation, empty
+#: where a format is not supported. A board with two chips counts as one chip. The first of a family is meant
+#: where a name gives neither form factor nor memory.
 _GPUS = Path(__file__).with_name("gpus.csv")
 #: Published training throughput, each row with its source and licence; the columns are those of predictions.
 TRAINING_THROUGHPUT = Path(__file__).with_name("training_throughput.csv.xz")
