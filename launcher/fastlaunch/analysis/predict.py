@@ -140,23 +140,24 @@ class Fit:
         prior = self._covariance(rows, rows)
         noise = _NOISE**2 * (0.5 + 0.5 / num_runs)
         extra = np.zeros_like(noise)
-        self._invert(prior, noise)
+        self.inverse = equal = np.linalg.inv(prior + np.diag(noise))
+        self.weights = equal @ self._residual
         # A run far from the others (another machine, a fault) loses weight, as under Student's t.
         for _ in range(2):
             variance = 1 / np.diag(self.inverse)
             off = np.abs(self.weights) * variance / np.sqrt(variance - extra) / 3
             extra = noise * np.where(off > 1, 20 * off**2 - 1, 0.0)
-            self._invert(prior, noise + extra)
+            # Few runs do: Woodbury's identity costs less than another inversion.
+            far = np.flatnonzero(extra)
+            block = equal[np.ix_(far, far)] + np.diag(1 / extra[far])
+            self.inverse = equal - equal[:, far] @ np.linalg.solve(block, equal[far])
+            self.weights = self.inverse @ self._residual
         # A future run scatters more than the noise that weighs past runs, but has lost no weight.
         self._run = _RUN**2
         self._beyond = noise + extra - self._run
 
     def _mean(self, rows: Features) -> Array:
         return np.array([self._means.get(unit, 0.0) for unit in rows["unit"]])
-
-    def _invert(self, prior: Array, noise: Array) -> None:
-        self.inverse = np.linalg.inv(prior + np.diag(noise))
-        self.weights = self.inverse @ self._residual
 
     def predict(self, rows: Features) -> tuple[Array, Array]:
         """Return log throughput per GPU and its deviation, of one run."""
