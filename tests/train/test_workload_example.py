@@ -7,17 +7,13 @@ import pytest
 from entrypoint import ROOT, trained
 
 
-def example_of(page: str, folder: Path) -> Path:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(# my\.py\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    path = folder / "my.py"
-    path.write_text(code)
-    return path
-
-
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"{example_of('docs/train.md', tmp_path_factory.mktemp('example'))}:build"
+    text = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# my\.py\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    path = tmp_path_factory.mktemp("example") / "my.py"
+    path.write_text(code)
+    return f"{path}:build"
 
 
 def test_the_guides_workload_learns_and_is_checked_and_evaluated(example: str, tmp_path: Path) -> None:
