@@ -43,8 +43,12 @@ class UserError(Exception):
             self.add_note(hint)
 
 
+#: The most names to list beside near ones: more hide these.
+_MOST_LISTED = 24
+
+
 class UnknownName(UserError):
-    """A name that does not exist, with the nearest existing names and a list of all.
+    """A name that does not exist, with the nearest existing names and a list of all, unless they are many.
 
     synonyms: from other tools' names to ours, which is then suggested.
     """
@@ -64,9 +68,11 @@ class UnknownName(UserError):
         names = sorted(set(known))
         meant = (synonyms or {}).get(name)
         near = [meant] if meant else get_close_matches(name, names, n=3, cutoff=0.5)
-        suggestion = f"did you mean {' or '.join(near)}? " if near else ""
+        suggestion = f"did you mean {' or '.join(near)}?" if near else ""
         listing = f"known: {', '.join(map(printable, names))}" if names else f"there is no {kind} yet"
-        super().__init__(f"unknown {kind} {name!r}", hint or f"{suggestion}{listing}")
+        if near and len(names) > _MOST_LISTED:
+            listing = ""
+        super().__init__(f"unknown {kind} {name!r}", hint or f"{suggestion} {listing}".strip())
         self.name = name
 
 
