@@ -128,7 +128,7 @@ def test_every_shipped_price_has_its_source_and_date_and_is_of_a_known_accelerat
         assert len(price.source) > 10
         assert DATE(2022, 1, 1) <= price.as_of <= TODAY
         assert shipped.accelerator_of(price.instance).source
-        assert price.purchase == ("capacity-block" if price.secondary else "on-demand")
+        assert price.purchase in (("capacity-block", "spot") if price.secondary else ("on-demand",))
         if price.service == "sagemaker" and price.instance != "g5.2xlarge":
             assert price.inferred
 
@@ -453,3 +453,12 @@ def test_a_changed_line_is_read_or_refused(tmp_path: Path, line: int, start: int
         assert str(path) in error.message
     else:
         assert all(price.usd_per_hour > 0 and price.source for price in catalogue.prices)
+
+
+def test_a_third_partys_old_spot_price_is_for_forecasts_alone(shipped: Catalogue) -> None:
+    offer: dict[str, Any] = {"region": "us-east-1", "purchase": "spot", "on": TODAY}
+    old = shipped.find_price("p5.48xlarge", **offer, old_spot=True)
+    assert old is not None and old.secondary and old.as_of == DATE(2025, 6, 28)
+    assert shipped.find_price("p5.48xlarge", **offer) is None
+    with pytest.raises(UserError, match="no ec2 spot price"):
+        shipped.price("p5.48xlarge", **offer)

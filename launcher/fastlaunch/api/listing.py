@@ -74,12 +74,22 @@ def prices(
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
     instances = _matching(catalogue, instance, gpu)
     where = region or context.own_region()
-    known = catalogue.prices if history else _in_force(catalogue.prices, day)
+    # A third party's old spot prices are shown only to somebody who asks for spot and has not asked AWS.
+    listed = [price for price in catalogue.prices if price.purchase != "spot" or purchase == "spot"]
+    known = listed if history else _in_force(listed, day)
     if day == context.today:
         from fastlaunch.catalog.updates import MARKET_PRICES, read_market
 
         market = [offer.price_now for offer in read_market(settings.home / MARKET_PRICES)]
-        known = [*known, *(price for price in market if price.instance in catalogue.instances)]
+        spot_places = {(price.instance, price.region) for price in market if price.purchase == "spot"}
+        known = [
+            *(
+                price
+                for price in known
+                if price.purchase != "spot" or (price.instance, price.region) not in spot_places
+            ),
+            *(price for price in market if price.instance in catalogue.instances),
+        ]
     place = {name: number for number, name in enumerate(instances)}
     chosen = sorted(
         (

@@ -69,7 +69,9 @@ class Market:
         """Return the price of a machine; None if none is known."""
         is_in_zones = offer.service == "ec2" or offer.purchase == TRAINING_PLAN
         zone = self._zones.get((instance, offer.region, offer.purchase)) if is_in_zones else None
-        return zone.price if zone else self._catalogue.find_price(instance, **offer._asdict(), on=self.day)
+        if zone:
+            return zone.price
+        return self._catalogue.find_price(instance, **offer._asdict(), on=self.day, old_spot=True)
 
     def purchase(self, price: Price, *, with_losses: bool = True) -> Purchase:
         """Return the purchase of a machine at the price. with_losses: include spot's loss rate."""

@@ -120,7 +120,7 @@ def _prices(file: YamlFile, instances: Collection[str]) -> tuple[Price, ...]:
         if price.instance not in instances:
             problem = f"the price is of an instance {price.instance!r} that is not listed"
             raise file.fault(problem, *at, "instance", hint=_listing(instances))
-        if price.purchase == "spot" or price.purchase not in OFFERS:
+        if (price.purchase == "spot" and not price.secondary) or price.purchase not in OFFERS:
             hint = "on-demand, capacity-block or training-plan; spot prices change hourly and are queried"
             raise file.fault(f"purchase is {price.purchase!r}", *at, "purchase", hint=hint)
         if price.key in prices:

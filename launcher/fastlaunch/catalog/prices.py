@@ -124,7 +124,7 @@ class Catalogue:
         price = self.find_price(instance, service=service, region=region, purchase=purchase, on=on)
         if price is not None:
             return price
-        offers = self._offers(instance, service, region, purchase)
+        offers = self._offers(instance, service, region, purchase) if purchase != "spot" else ()
         what = f"{service} {purchase} price of {instance} in {region}"
         if offers:
             raise UserError(
@@ -141,10 +141,15 @@ class Catalogue:
         region: str,
         purchase: str = "on-demand",
         on: datetime.date,
+        old_spot: bool = False,
     ) -> Price | None:
-        """Return the price in force on the day `on`, or None if there is none."""
+        """Return the price in force on the day `on`, or None if there is none.
+
+        old_spot: also a third party's spot price, which was never in force; for forecasts alone.
+        """
         offers = self._offers(instance, service, region, purchase)
-        return next((price for price in reversed(offers) if price.as_of <= on), None)
+        allowed = (price for price in reversed(offers) if old_spot or price.purchase != "spot")
+        return next((price for price in allowed if price.as_of <= on), None)
 
     def find_volume_price(self, region: str, *, on: datetime.date) -> VolumePrice | None:
         """Return the price of gp3 volumes in force on the day `on`, or None if none is known."""
