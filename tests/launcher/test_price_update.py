@@ -260,6 +260,8 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     assert update()[0] == 0
     spot, block, plan = read_market(isolated / "market.yaml")
     assert (plan.purchase, plan.zone, plan.usd_per_hour) == ("training-plan", "us-east-1c", 35.0)
+    assert (block.starts_at, block.hours) == ("2026-11-25T11:30+00:00", 24)
+    assert "24 h of one instance from 2026-11-25T11:30+00:00" in block.price.source
     assert (spot.zone, spot.usd_per_hour, spot.median_usd_per_hour, spot.p90_usd_per_hour) == (
         *("us-east-1a", 30.0, 20.0, 20.0),
     )

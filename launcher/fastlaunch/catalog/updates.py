@@ -41,6 +41,9 @@ class MarketPrice:
     p90_usd_per_hour: float | None = None
     # When AWS gave it: ISO 8601 with a time zone.
     at: str
+    # When a block or a plan starts, and for how many hours of one instance; None for spot.
+    starts_at: str | None = None
+    hours: float | None = None
 
     def __post_init__(self) -> None:
         check_positive(f"usd_per_hour of {self.instance}", self.usd_per_hour)
@@ -66,8 +69,12 @@ class MarketPrice:
             purchase=self.purchase,
             usd_per_hour=self.usd_per_hour,
             as_of=utc_day(self.given_at),
-            source=f"offered in {self.zone}, {self.at}",
+            source=f"{self._terms}offered in {self.zone}, {self.at}",
         )
+
+    @property
+    def _terms(self) -> str:
+        return f"{self.hours:g} h of one instance from {self.starts_at}, " if self.starts_at else ""
 
     @property
     def price(self) -> Price:

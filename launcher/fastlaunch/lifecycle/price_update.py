@@ -268,19 +268,20 @@ def _cheapest(
     now: datetime.datetime,
     ask: Callable[[str], Sequence[BlockOffering]],
 ) -> list[MarketPrice]:
-    cheapest: dict[tuple[str, str], float] = {}
+    cheapest: dict[tuple[str, str], BlockOffering] = {}
     for instance in _sold(known, purchase):
-        for block in ask(instance):
-            offer = instance, block.zone
-            cheapest[offer] = min(block.usd_per_hour, cheapest.get(offer, block.usd_per_hour))
+        for block in sorted(ask(instance), key=lambda block: block.usd_per_hour):
+            cheapest.setdefault((instance, block.zone), block)
     return [
         MarketPrice(
             instance=instance,
             region=region,
             zone=zone,
             purchase=purchase,
-            usd_per_hour=usd,
+            usd_per_hour=block.usd_per_hour,
             at=now.isoformat(timespec="seconds"),
+            starts_at=block.starts_at.isoformat(timespec="minutes"),
+            hours=BLOCK_HOURS,
         )
-        for (instance, zone), usd in sorted(cheapest.items())
+        for (instance, zone), block in sorted(cheapest.items(), key=lambda item: item[0])
     ]
