@@ -143,7 +143,7 @@ def _evidence(choice: Choice) -> str:
 def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     experiment = recommendation.experiment
     if experiment is None:
-        return "No experiment is worth its price: none would save as much, on average, as it costs."
+        return "No experiment on what is weighed here would save as much, on average, as it costs."
     choice = experiment.choice
     is_pick = choice is recommendation.pick
     what = "the pick itself" if is_pick else _named(choice, recommendation, letters)
