@@ -123,3 +123,10 @@ def test_without_a_price_it_ends_with_2_and_the_way_out(
     assert run(["prices", *argv]) == 2
     out, err = capsys.readouterr()
     assert out == "" and part in err
+
+
+def test_the_age_of_prices_counts_no_price_of_a_third_party(capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["prices", "check", "--output", "json"]) in (0, 1)
+    oldest = {row["oldest"] for row in json.loads(capsys.readouterr().out)}
+    assert oldest and not oldest & {"2025-06-28", "2026-01-31"}

@@ -235,7 +235,8 @@ def price_ages(*, context: World) -> list[dict[str, Any]]:
     settings, now = context.settings, context.now()
     dates: dict[tuple[str, str], dict[str, datetime.datetime]] = {}
     for price in sorted(load_catalogue(*settings.price_files()).prices, key=lambda price: price.as_of):
-        if price.as_of <= utc_day(now):
+        # `prices update` replaces no price that a third party quotes.
+        if price.as_of <= utc_day(now) and not price.secondary:
             day = datetime.datetime.combine(price.as_of, datetime.time(), now.tzinfo)
             offer = f"{price.instance} {price.purchase}"
             dates.setdefault((price.service, price.region), {})[offer] = day
