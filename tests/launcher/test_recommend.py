@@ -768,10 +768,11 @@ def test_each_purchase_option_has_its_cheapest_choice_and_a_block_says_what_it_l
     on_demand, block = found["by_purchase"]
     assert (on_demand["purchase"], block["purchase"]) == ("on-demand", "capacity-block")
     assert on_demand["unused_usd"] is None and block["block_hours"] % 24 == 0
+    assert (on_demand["price_secondary"], block["price_secondary"]) == (False, True)
     used = block["usd_per_hour"] * block["hours"]
     assert block["unused_usd"] == pytest.approx(block["usd_per_hour"] * block["block_hours"] - used, rel=0.02)
     # The shipped spot prices are a third party's, and nobody's losses are known.
     assert any("spot" in text and "spot_losses_per_hour" in text for text in found["warnings"])
     assert run(["recommend", *argv]) == 0
     shown = capsys.readouterr().out
-    assert "capacity-block" in shown and "unused" in shown
+    assert "capacity-block" in shown and "unused" in shown and "third party" in shown

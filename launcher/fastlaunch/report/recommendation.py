@@ -8,6 +8,7 @@ from typing import Any
 from fastlaunch.analysis.rate import in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.catalog.hardware import TRAINING_PLAN
+from fastlaunch.catalog.prices import UPDATE_COMMAND
 from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
@@ -255,6 +256,11 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
             " global batch stays the same"
         )
+    notes += dict.fromkeys(
+        f"{price.purchase} prices of {price.as_of} are quoted by a third party: `{UPDATE_COMMAND}` asks AWS"
+        for price in (choice.purchase.price for choice in lines)
+        if price.secondary
+    )
     for choice in lines:
         total = choice.total
         if total.fee_usd is not None and total.block_hours is not None:
@@ -368,6 +374,7 @@ def choice_json(choice: Choice) -> dict[str, Any]:
         "block_hours": whole.block_hours,
         "unused_usd": None if whole.fee_usd is None else whole.usd.value - whole.effective_usd.value,
         "price_as_of": price.as_of.isoformat(),
+        "price_secondary": price.secondary,
         "usd": whole.usd.value,
         "usd_low": whole.usd.low,
         "usd_high": whole.usd.high,
