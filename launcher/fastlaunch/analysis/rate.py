@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE
+from fastlaunch.analysis.memory import ModelSize
 from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.pricing import accelerator_of, scaled
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, identify
@@ -218,15 +219,6 @@ def gpu_of(setup: Setup, catalogue: Catalogue) -> str | None:
 
 def name_of(accelerator: Accelerator) -> str:
     return next(iter(accelerator.device_names), accelerator.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """The size of a model that no table knows and nobody ran."""
-
-    num_parameters: int
-    flops_per_sample: int | None = None
-    tokens_per_sample: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,10 @@ from fastlaunch.analysis.cost import (
     together,
     training_of,
 )
+from fastlaunch.analysis.memory import ModelSize
 from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import accelerator_of
-from fastlaunch.analysis.rate import Finder, ModelSize, Origin, Query, Subject, subject_of
+from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UserError

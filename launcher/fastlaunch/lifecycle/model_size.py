@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fastlaunch.analysis.rate import ModelSize
+from fastlaunch.analysis.memory import ModelSize
 from fastlaunch.core.activity import activity
 from fastlaunch.core.data import read
 from fastlaunch.core.errors import UserError
