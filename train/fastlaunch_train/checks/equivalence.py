@@ -81,7 +81,7 @@ def compute_reference(workload: Workload, recipe: Recipe, model: nn.Module, prob
         gradients = None
         # The article's blocks start from other weights.
         if workload.trains and recipe.blocks != "te-article":
-            few = _few(recipe, probe, len(exact))
+            few = _few(workload, recipe, probe, len(exact))
             gradients = gradients_of(workload, model, _in_fp32(few), contextlib.nullcontext)
         if recipe.precision not in USUAL_ROUNDING:
             return Reference(outputs=exact, gradients=gradients)
@@ -153,7 +153,7 @@ def run_checks(
         if len(exact) >= 3:
             checks += [_isolation(outputs, exact, still), _permutation(outputs, exact, still)]
         if reference.gradients is not None:
-            few = _few(recipe, probe, len(exact))
+            few = _few(workload, recipe, probe, len(exact))
             passes = functools.partial(
                 gradients_of, workload, model, few, precision.autocast, scale=_loss_scale(recipe)
             )
@@ -194,10 +194,11 @@ def judge_gradients(precision: str, errors: GradientErrors, rounding: GradientEr
     return checks
 
 
-def _few(recipe: Recipe, probe: Batch, num_samples: int) -> Batch:
+def _few(workload: Workload, recipe: Recipe, probe: Batch, num_samples: int) -> Batch:
     """Return two samples of `probe`, or as many as the recipe needs: activations in fp32 take memory."""
     native = recipe.precision != "fp8" and recipe.blocks == "native"
-    return take(probe, range(min(num_samples, 2 if native else batch_multiple(recipe))))
+    least = 2 if native else max(2, batch_multiple(recipe, workload.sequence_length))
+    return take(probe, range(min(num_samples, least)))
 
 
 def _loss_scale(recipe: Recipe) -> float:

@@ -31,10 +31,22 @@ def import_transformers(workload: str, find: Callable[[str], object] = importlib
     return transformers
 
 
+def import_peft(workload: str, find: Callable[[str], object] = importlib.util.find_spec) -> Any:
+    """Import peft. Raises WorkloadError, naming the extra, if `find` cannot find it."""
+    if find("peft") is None:
+        raise WorkloadError(
+            f"workload {workload!r} needs peft, which is not installed", INSTALL_EXTRA.format("tune")
+        )
+    import peft
+
+    return peft
+
+
 def load_from_hub(load: Callable[..., Any], name: str, workload: str, what: str, **options: Any) -> Any:
     """Load `name`, a `what`, with transformers' `load`. Raises WorkloadError if that fails."""
     folder = Path(name).expanduser()
-    option = "hf-clm:" if workload == f"hf-clm:{name}" else f"--{what} "
+    prefix, _, model = workload.partition(":")
+    option = f"{prefix}:" if model == name else f"--{what} "
     if not folder.is_dir() and names_folder(name):
         raise WorkloadError(
             f"workload {workload!r}: there is no {what} folder {name}",

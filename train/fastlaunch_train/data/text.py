@@ -13,15 +13,17 @@ from fastlaunch_train.workloads.registry import WorkloadError
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Samples of text, on the CPU. Without classes and lengths, samples are full, to predict their tokens."""
+    """Samples of text, on the CPU. Without classes and labels all tokens are to be predicted."""
 
     tokens: torch.Tensor  #: (samples, length), int32
     classes: torch.Tensor | None = None  #: (samples,), int64
-    lengths: torch.Tensor | None = None  #: (samples,), number of tokens that are not padding
+    lengths: torch.Tensor | None = None  #: (samples,), number of tokens that are not padding; None: all
+    labels: torch.Tensor | None = None  #: (samples, length), int32: tokens to predict, or `NO_LABEL`
+    positions: torch.Tensor | None = None  #: (samples, length), int32, counted from 0 in each document
 
     def __post_init__(self) -> None:
         assert self.tokens.dim() == 2
-        assert (self.classes is None) == (self.lengths is None)
+        assert self.classes is None or self.lengths is not None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -29,9 +31,7 @@ class Sequences:
     def part(self, indices: torch.Tensor) -> "Sequences":
         """Return the samples at `indices`, in this order."""
         return Sequences(
-            tokens=self.tokens[indices],
-            classes=None if self.classes is None else self.classes[indices],
-            lengths=None if self.lengths is None else self.lengths[indices],
+            **{name: None if value is None else value[indices] for name, value in vars(self).items()}
         )
 
 
@@ -122,16 +122,20 @@ def batch_of(
     """Return a batch of all `sequences`, on `device`; those that is_filler (samples,) marks have no labels.
 
     tokens: (batch, length), int64. labels: each sample's class, or its tokens, or `NO_LABEL`. mask, with
-    classes only: (batch, length), 1 where a token is not padding.
+    lengths only: (batch, length), 1 where a token is not padding. positions, of packed documents: likewise.
     """
     tokens = sequences.tokens.long()
     labels = tokens if sequences.classes is None else sequences.classes
+    if sequences.labels is not None:
+        labels = sequences.labels.long()
     if is_filler is not None:
         labels = labels.masked_fill(is_filler if labels.dim() == 1 else is_filler[:, None], NO_LABEL)
     batch = {"tokens": _to(tokens, device), "labels": _to(labels, device)}
     if sequences.lengths is not None:
         mask = torch.arange(tokens.shape[1]) < sequences.lengths[:, None]
         batch["mask"] = _to(mask.long(), device)
+    if sequences.positions is not None:
+        batch["positions"] = _to(sequences.positions.long(), device)
     return batch
 
 

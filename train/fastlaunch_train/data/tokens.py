@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ class Tokenizer(Protocol):
 
     vocabulary: int
     padding: int  #: the token id of padding
+    end: int | None  #: the token id that ends a text; None: there is none
 
     @property
     def identity(self) -> str:
@@ -38,16 +39,23 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """Return the tokens of each text, int32, at most `longest` of them."""
 
+    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
+        """Return the tokens of a chat, int32. Raises WorkloadError, with its place, if it has no template."""
+
 
 class ByteTokens:
     """A token for each byte of the text in UTF-8."""
 
     vocabulary = 256
     padding = 0
+    end = 0
     identity = "bytes"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         return [bytes_as_tokens(text.encode())[:longest] for text in texts]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
+        raise _no_template(place)
 
 
 class WordTokens:
@@ -88,6 +96,7 @@ class HubTokens:
         self._tokenizer = tokenizer
         self.vocabulary = len(tokenizer)
         self.padding = tokenizer.pad_token_id or 0
+        self.end: int | None = tokenizer.eos_token_id
 
     @property
     def identity(self) -> str:
@@ -117,6 +126,25 @@ class HubTokens:
             )["input_ids"]
             encoded += [torch.tensor(token_ids, dtype=torch.int32) for token_ids in input_ids]
         return encoded
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise _no_template(place)
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+        except Exception as error:  # a template may refuse roles and their order
+            raise WorkloadError(
+                f"{place}: the chat template refuses it: {error}", "mend the messages"
+            ) from error
+        tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return torch.tensor(tokens, dtype=torch.int32)
+
+
+def _no_template(place: str) -> WorkloadError:
+    return WorkloadError(
+        f"{place}: it is a chat, and the tokenizer has no chat template",
+        "give --tokenizer of a model for chats, or text in place of messages",
+    )
 
 
 def load_tokenizer(name: str, workload: str) -> HubTokens:

@@ -133,7 +133,8 @@ def largest_batch_that_fits(
         gc.collect()
     # Each recipe needs a multiple of its micro-batches, and is fast at multiples of its granularity.
     parts = math.lcm(*(recipe.grad_accumulation for recipe in recipes))
-    well = math.lcm(*(recipe.grad_accumulation * batch_multiple(recipe) for recipe in recipes))
+    length = workload.sequence_length
+    well = math.lcm(*(recipe.grad_accumulation * batch_multiple(recipe, length) for recipe in recipes))
     common = largest // well * well or largest // parts * parts
     if common == 0:
         raise WorkloadError(f"no batch of {parts} micro-batches fits all recipes", "give a --batch-size")
@@ -159,7 +160,7 @@ def _try_batches(
     workload: Workload, recipe: Recipe, process: Process, *, seed: int, most: int, fits: Fits
 ) -> int:
     """Return the number of samples that fit with `recipe`, up to about `most`."""
-    parts, multiple = recipe.grad_accumulation, batch_multiple(recipe)
+    parts, multiple = recipe.grad_accumulation, batch_multiple(recipe, workload.sequence_length)
     precision = setup_precision(recipe, process.device)
     recipe_alone = recipe_to_try(recipe, process.world_size)
     # Use another model than the trained one, since Transformer Engine's FP8 scales remember the trials.

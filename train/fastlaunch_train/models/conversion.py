@@ -3,14 +3,18 @@
 import contextlib
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import nn
 
+from fastlaunch_train.models.frozen import frozen_linears, hold_frozen, hold_in_fp8, hold_in_nf4
 from fastlaunch_train.models.te_fp8 import MakeContext, no_fp8
 from fastlaunch_train.recipes.recipe import TORCHAO_SCALINGS, Recipe, RecipeError
 from fastlaunch_train.workloads.contract import Workload
 
 #: FP8 products need weights whose two dimensions are multiples of this.
 _MULTIPLE = 16
+#: The dtype in which a recipe's precision holds frozen weights; others hold them in fp32.
+_HELD_IN = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_conversion(model: nn.Module, workload: Workload, recipe: Recipe) -> None:
@@ -19,6 +23,16 @@ def check_conversion(model: nn.Module, workload: Workload, recipe: Recipe) -> No
         raise RecipeError(
             f"recipe {recipe.label}: workload {workload.name} writes out no pointwise functions",
             "use a recipe with pointwise=written, or the workload gelu",
+        )
+    if recipe.kernels != "torch" and workload.use_kernels is None:
+        raise RecipeError(
+            f"recipe {recipe.label}: workload {workload.name} has no functions that {recipe.kernels} replaces",
+            "use a recipe with kernels=torch, or fine-tune a language model, as in hf-lora:llama-3.1-8b",
+        )
+    if recipe.frozen_weights != "native" and not frozen_linears(model, workload):
+        raise RecipeError(
+            f"recipe {recipe.label}: workload {workload.name} trains all its Linear layers, and none is frozen",
+            "use a recipe with frozen_weights=native, or a workload such as hf-lora:llama-3.1-8b",
         )
     if not _changes_blocks(recipe):
         return
@@ -72,6 +86,11 @@ def convert_model(
     a block that is not in fp8_blocks. Raises RecipeError if the workload has nothing to change so.
     """
     check_conversion(model, workload, recipe)
+    hold_frozen(model, workload, _HELD_IN.get(recipe.precision, torch.float32))
+    if recipe.kernels != "torch" and workload.use_kernels is not None:
+        workload.use_kernels(model, recipe.kernels)
+    if recipe.frozen_weights == "nf4":
+        hold_in_nf4(frozen_linears(model, workload))
     if recipe.pointwise != "written" and workload.pointwise is not None:
         workload.pointwise(model, recipe.pointwise)
     if not _changes_blocks(recipe) or workload.blocks is None:
@@ -98,6 +117,8 @@ def convert_model(
     else:
         on_gpu = next(model.parameters()).device.type == "cuda"
         convert_to_float8([blocks[index] for index in in_fp8], recipe, emulate=not on_gpu)
+        if recipe.frozen_weights == "fp8":
+            hold_in_fp8(frozen_linears(model, workload))
 
 
 def fp8_blocks(recipe: Recipe, num_blocks: int) -> range:
@@ -125,11 +146,14 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Recipe, *, emulate: b
     that can be converted.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.config import Float8GemmConfig
 
     config = Float8LinearConfig.from_recipe_name(recipe.fp8_scaling)
+    # from_recipe_name takes no arguments, and dataclasses.replace would check its fields again.
     if emulate:
-        # from_recipe_name takes no arguments, and dataclasses.replace would check its fields again.
         object.__setattr__(config, "emulate", True)
+    if recipe.dgrad_accumulation == "fast":
+        object.__setattr__(config, "gemm_config_grad_input", Float8GemmConfig(use_fast_accum=True))
     for block in blocks:
         chosen = _float8_layers(block, recipe)
         convert_to_float8_training(
@@ -139,11 +163,14 @@ def convert_to_float8(blocks: Iterable[nn.Module], recipe: Recipe, *, emulate: b
 
 
 def _float8_layers(block: nn.Module, recipe: Recipe) -> list[str]:
-    """Return the names of the Linear layers that are to be in FP8. Raises RecipeError if there are none."""
+    """Return the names of the Linear layers that are to be in FP8. Raises RecipeError if there are none.
+
+    Beside frozen weights those that are trained, as adapters are, are too small to gain by it.
+    """
+    linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    frozen = {name: module for name, module in linears.items() if not module.weight.requires_grad}
     chosen = [
-        name
-        for name, module in block.named_modules()
-        if isinstance(module, nn.Linear) and takes_float8(module, recipe.fp8_scaling)
+        name for name, module in (frozen or linears).items() if takes_float8(module, recipe.fp8_scaling)
     ]
     if not chosen:
         raise RecipeError(

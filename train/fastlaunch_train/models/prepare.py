@@ -5,7 +5,7 @@ Everything is done in place, so that the names in the state dict stay.
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def prepare_model(workload: Workload, recipe: Recipe, model: nn.Module) -> nn.Mo
 
         return ort_module(model)
     if recipe.compile_mode != "none" and recipe.compile_scope != "wrapped":
-        compile_model(model, blocks, recipe)
+        compile_model(model, blocks, recipe, regions=workload.regions(model) if workload.regions else ())
     return model
 
 
@@ -87,9 +87,13 @@ _MIN_GRAPHS = 8
 
 
 def compile_model(
-    model: nn.Module, blocks: nn.ModuleList | nn.Sequential | None, recipe: Recipe
+    model: nn.Module,
+    blocks: nn.ModuleList | nn.Sequential | None,
+    recipe: Recipe,
+    *,
+    regions: Sequence[nn.Module] = (),
 ) -> nn.Module:
-    """Mark `model` to be compiled at its first call, whole or block by block, and return it.
+    """Mark `model` to be compiled at its first call, whole, or each block and region, and return it.
 
     Equal blocks share one graph, so that compiling block by block takes a fraction of the time. With
     compile_scope=wrapped `model` is the wrapper around another. Raises RecipeError if the recipe compiles
@@ -115,6 +119,8 @@ def compile_model(
             )
         else:
             block.compile(backend=recipe.compile_backend, mode=mode)
+    for region in regions:
+        region.compile(backend=recipe.compile_backend, mode=mode)
     return model
 
 

@@ -24,6 +24,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "last_block": ("all", "class_token"),
     "dgrad_accumulation": ("split", "fast"),
     "weight_cast": ("forward", "optimizer"),
+    "frozen_weights": ("native", "fp8", "nf4"),
+    "kernels": ("torch", "liger"),
+    "attention": ("auto", "cudnn"),
     "pointwise": ("written", "scripted", "library"),
     "engine": ("torch", "ort"),
     "compile_mode": ("none", "default", *CUDA_GRAPH_MODES),
@@ -77,11 +80,17 @@ class Recipe:
     #: Tokens that fused blocks compute in the last block, after its attention: `class_token` alone is all
     #: that reaches the head of a model that classifies by it.
     last_block: str = "all"
-    #: For fused blocks' products for input gradients: `split` sums up in fp32, `fast` in fewer bits.
+    #: For FP8 products of fused blocks and torchao for input gradients: `split` sums up in fp32, `fast` in
+    #: fewer bits.
     dgrad_accumulation: str = "split"
     #: When fused blocks round weights to FP8: in each `forward` pass, or in the pass of the `optimizer`,
     #: which has to be fused SGD.
     weight_cast: str = "forward"
+    #: Weights that are not trained, in the Linear layers of blocks: `native` in the recipe's precision, `fp8`
+    #: rounded once, `nf4` in the 4 bits of QLoRA, which makes another model.
+    frozen_weights: str = "native"
+    kernels: str = "torch"  #: of a language model's norms, rotations, gates and loss; `liger` is Liger Kernel
+    attention: str = "auto"  #: which of torch's kernels: as torch chooses, or cuDNN's
     #: Pointwise functions that the model writes out in several operations: as `written`, `scripted` by
     #: torch.jit.script, or by torch's own single operator (`library`).
     pointwise: str = "written"
@@ -117,8 +126,8 @@ class Recipe:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether its blocks compute what the model's do, up to rounding."""
-        return self.blocks != "te-article"
+        """Whether its blocks compute what the model's do, up to rounding of what a step computes."""
+        return self.blocks != "te-article" and self.frozen_weights != "nf4"
 
     @property
     def compiles(self) -> bool:

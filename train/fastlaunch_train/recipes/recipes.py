@@ -118,6 +118,26 @@ RECIPES: Mapping[str, Recipe] = {
             compile_mode="default",
         ),
         Recipe(
+            name="liger",
+            description="bf16 autocast, Liger's kernels for a language model, compiled block by block",
+            kernels="liger",
+            compile_mode="default",
+        ),
+        Recipe(
+            name="fp8-frozen",
+            description="frozen weights held in FP8, activations scaled as they come, compiled block by block",
+            precision="fp8",
+            fp8_scaling="tensorwise",
+            frozen_weights="fp8",
+            compile_mode="default",
+        ),
+        Recipe(
+            name="nf4",
+            description="NOT equivalent: frozen weights rounded to 4 bits (QLoRA), compiled block by block",
+            frozen_weights="nf4",
+            compile_mode="default",
+        ),
+        Recipe(
             name="jit-script",
             description="bf16 autocast, pointwise functions fused by torch.jit.script",
             pointwise="scripted",

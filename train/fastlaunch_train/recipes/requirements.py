@@ -18,6 +18,8 @@ Version = tuple[int, ...]
 EXTRAS = {
     "transformer_engine": "te",
     "torchao": "float8",
+    "peft": "tune",
+    "liger_kernel": "tune",
     "deepspeed": "deepspeed",
     "lightning": "lightning",
     "transformers": "train",
@@ -30,6 +32,9 @@ INSTALL_EXTRA = "pip install 'fastlaunch[{}]'"
 BF16_CAPABILITY = (8, 0)
 #: The oldest torchao whose float8 configurations go by name.
 TORCHAO_RELEASE = (0, 9)
+
+#: The oldest torchao with NF4Tensor where it is imported from.
+NF4_RELEASE = (0, 15)
 
 _GENERATIONS: Mapping[Version, str] = {
     (7, 0): "Volta",
@@ -201,6 +206,10 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement({"fp8_scaling": TE_SCALINGS, "blocks": _TE_BLOCKS}, _scaling_refused),
     _package({"fp8_scaling": TORCHAO_SCALINGS}, "torchao", TORCHAO_RELEASE),
+    _package({"frozen_weights": ("nf4",)}, "torchao", NF4_RELEASE),
+    Requirement({"kernels": ("liger",)}, _gpu("Liger Kernel", BF16_CAPABILITY)),
+    _package({"kernels": ("liger",)}, "liger_kernel", (0, 8)),
+    Requirement({"attention": ("cudnn",)}, _gpu("cuDNN's attention", BF16_CAPABILITY)),
     Requirement(_COMPILED, lambda recipe, machine: machine.compile_problem(recipe.compile_backend)),
     _package({"engine": ("ort",)}, "torch_ort"),
     _package({"parallelism": ZERO_STAGES}, "deepspeed"),

@@ -24,6 +24,8 @@ _TRAINING_FIELDS = (
 )
 #: The width of the tiles of fused blocks' kernels.
 _FUSED_MULTIPLE = 256
+#: The largest multiple that products in FP8 ask for.
+_SUITABLE_LENGTH = 32
 _SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
 
 
@@ -35,6 +37,7 @@ def recipe_problem(recipe: Recipe) -> Problem | None:
         _fp8,
         _blocks,
         _fused,
+        _frozen,
         _step_graph,
         _compile,
         _parallelism,
@@ -123,13 +126,15 @@ def forward_only_problem(recipe: Recipe) -> Problem | None:
     return None
 
 
-def batch_multiple(recipe: Recipe) -> int:
+def batch_multiple(recipe: Recipe, length: int | None = None) -> int:
     """Return what a batch size has to be a multiple of for `recipe` to run, and to run well.
 
-    Every dimension of FP8 products is a multiple of 16, and of 32 for MXFP8. In the weight gradients'
+    length: tokens of a sample; with a multiple of 32, as text has, any batch is suitable. Every dimension of FP8 products is a multiple of 16, and of 32 for MXFP8. In the weight gradients'
     products one is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the
     backward pass.) Fused blocks take multiples of 16 in bf16, too.
     """
+    if length and length % _SUITABLE_LENGTH == 0:
+        return 1
     if not _needs_multiple(recipe):
         return 8
     return 32 if recipe.fp8_scaling == "mxfp8" else 16
@@ -139,10 +144,13 @@ def _needs_multiple(recipe: Recipe) -> bool:
     return recipe.precision == "fp8" or recipe.blocks == "fused"
 
 
-def batch_problem(recipe: Recipe, batch_size: int) -> Problem | None:
-    """Return why `recipe` cannot train with `batch_size` samples on a rank; None if it can."""
+def batch_problem(recipe: Recipe, batch_size: int, length: int | None = None) -> Problem | None:
+    """Return why `recipe` cannot train with `batch_size` samples on a rank; None if it can.
+
+    length: tokens of a sample, if known.
+    """
     parts = recipe.grad_accumulation
-    multiple = parts * (batch_multiple(recipe) if _needs_multiple(recipe) else 1)
+    multiple = parts * (batch_multiple(recipe, length) if _needs_multiple(recipe) else 1)
     if batch_size % multiple == 0:
         return None
     if parts > 1:
@@ -239,10 +247,12 @@ def _blocks(recipe: Recipe) -> Iterator[Problem]:
 
 def _fused(recipe: Recipe) -> Iterator[Problem]:
     if recipe.blocks != "fused":
-        if (recipe.last_block, recipe.dgrad_accumulation, recipe.weight_cast) != ("all", "split", "forward"):
+        if (recipe.last_block, recipe.weight_cast) != ("all", "forward"):
+            yield "last_block and weight_cast are of fused blocks", "add --set blocks=fused"
+        if recipe.dgrad_accumulation != "split" and recipe.fp8_scaling not in TORCHAO_SCALINGS:
             yield (
-                "last_block, dgrad_accumulation and weight_cast are of fused blocks",
-                "add --set blocks=fused",
+                "dgrad_accumulation is of fused blocks and of torchao's products in FP8",
+                "use fp8-fused or ao-fp8, or leave it out",
             )
         return
     if recipe.precision not in ("bf16", "fp8"):
@@ -264,6 +274,22 @@ def _fused(recipe: Recipe) -> Iterator[Problem]:
         yield "fused blocks hold fp32 parameters", "leave out parameter_dtype"
     if recipe.weight_cast == "optimizer" and recipe.parallelism != "ddp":
         yield "the optimizer's pass rounds whole weights, not shards", "leave out weight_cast"
+
+
+def _frozen(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.frozen_weights == "fp8" and recipe.fp8_scaling != "tensorwise":
+        yield "frozen weights in FP8 are torchao's, with one scale a tensor", "add --set fp8_scaling=tensorwise"
+    if recipe.frozen_weights == "nf4" and recipe.precision != "bf16":
+        yield (
+            f"frozen weights in 4 bits are computed with in bf16, not {recipe.precision}",
+            "add --set precision=bf16",
+        )
+    if recipe.frozen_weights == "native" and recipe.kernels == "torch":
+        return
+    if recipe.blocks != "native" or recipe.engine != "torch":
+        yield "frozen_weights and kernels are of a model's own blocks", "add --set blocks=native"
+    if recipe.frozen_weights != "native" and recipe.parallelism != "ddp":
+        yield "frozen weights are rounded whole, not in shards", "add --set parallelism=ddp"
 
 
 def _step_graph(recipe: Recipe) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ from fastlaunch_train.loop.training import PhaseClock, Training
 from fastlaunch_train.models import precision
 from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
 from fastlaunch_train.models.conversion import check_conversion, convert_model
+from fastlaunch_train.models.frozen import frozen_linears, hold_frozen, round_to_nf4
 from fastlaunch_train.models.flops import step_flops
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.interrupts import Interrupts
@@ -107,7 +108,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         precision.setup_precision(recipe, process.device)
     batch_size = session.batch_size
     assert batch_size is not None
-    refuse(batch_problem(recipe, batch_size), f"recipe {recipe.name}")
+    refuse(batch_problem(recipe, batch_size, workload.sequence_length), f"recipe {recipe.name}")
     session.steps = _num_steps(session, workload, batch_size * process.world_size)
     request = _data_request(session, batch_size)
     evaluations = plan_evaluations(
@@ -119,7 +120,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         # The passes that check the recipe take minutes.
         check_conversion(model, workload, recipe)
     with phase.during("build", BUILD_CHECKS):
-        rounding = _convert(session, workload, arithmetic, model, batch_size)
+        rounding = _convert_and_check(session, workload, arithmetic, model, batch_size)
         batches, model_check, trained = None, None, workload
         if not (options.resume and newest_step(process, options.output / "checkpoints")):
             batches, model_check = _first_batches(workload, request, session, arithmetic, model, rounding)
@@ -238,13 +239,26 @@ def _data_request(session: Session, batch_size: int) -> DataRequest:
     )
 
 
-def _convert(
+def _convert_and_check(
     session: Session, workload: Workload, arithmetic: Precision, model: nn.Module, batch_size: int
 ) -> float:
     """Convert `model` as the recipe says; record its description and whether it still computes the same.
 
-    Return the relative error of the native model in the recipe's precision.
+    Where the workload has a sample of itself, that is checked in its place: the whole takes too much memory
+    in fp32. Return the relative error of the native model in the recipe's precision.
     """
+    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if workload.sample is None:
+        return _convert(session, workload, arithmetic, model, batch_size)
+    convert_model(model, workload, session.options.recipe)
+    sample = workload.sample()
+    part = build_native(sample, session.options.seed, session.process)
+    return _convert(session, sample, arithmetic, part, batch_size)
+
+
+def _convert(
+    session: Session, workload: Workload, arithmetic: Precision, model: nn.Module, batch_size: int
+) -> float:
     process, recipe = session.process, session.options.recipe
     request = probe_request(
         process,
@@ -255,9 +269,11 @@ def _convert(
     probe = next_batch(workload, workload.batches(request))
     if session.flops_per_sample is None and workload.trains:
         session.flops_per_sample = _count_flops(workload, arithmetic, process, model, probe)
+    hold_frozen(model, workload, torch.float32)
+    if recipe.frozen_weights == "nf4":
+        round_to_nf4(frozen_linears(model, workload))
     reference = compute_reference(workload, recipe, model, probe)
     convert_model(model, workload, recipe)
-    session.num_parameters = sum(parameter.numel() for parameter in model.parameters())
     session.attention_backend = attention_backend(model, probe, arithmetic, workload.loss)
     if process.device.type == "cuda" and session.attention_backend in ("math", "te:unfused"):
         session.warnings.append(f"attention runs unfused ({session.attention_backend}): slower, more memory")
@@ -291,7 +307,7 @@ def _probe_size(workload: Workload, recipe: Recipe, batch_size: int) -> int:
     """Return the number of samples to probe: each may be large, such as a long sequence."""
     if not workload.trains:
         return min(PROBE_BATCH, batch_size)
-    if recipe.precision == "fp8":
+    if recipe.precision == "fp8" and batch_multiple(recipe, workload.sequence_length) > 1:
         return max(PROBE_BATCH, batch_multiple(recipe))
     return min(PROBE_BATCH, max(MIN_PROBE_BATCH, batch_size // recipe.grad_accumulation))
 

@@ -1,5 +1,7 @@
 """The model and the stepper of a recipe."""
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -32,7 +34,8 @@ def build_stepper(
 def build_native(workload: Workload, seed: int, process: Process) -> nn.Module:
     """Return the workload's model with weights by `seed`, on this rank's device, in training mode."""
     torch.manual_seed(seed)
-    model = workload.build_model()
+    with process.device if workload.builds_on_device else contextlib.nullcontext():
+        model = workload.build_model()
     empty = isinstance(model, nn.Module) and next(model.parameters(), None) is None
     if not isinstance(model, nn.Module) or (workload.trains and empty):
         what = type(model).__name__

@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,19 @@ class Workload:
     sequence_length: int | None = None  #: tokens of a sample, padding included
     #: Identifies the samples of a data source; may reuse what was read. None: unknown.
     data_identity: Callable[[str], DataIdentity] | None = None
+    #: Whether `build_model` builds on torch's default device instead, as a model of many parameters should.
+    builds_on_device: bool = False
+    #: Returns modules beside the blocks that are worth compiling by themselves, such as the head with its loss.
+    regions: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    #: Whether frozen parameters are held in the recipe's precision, since no small update of them is lost.
+    rounds_frozen: bool = False
+    #: Makes a workload of the same layers, but few and of short samples, on which recipes are checked in fp32;
+    #: None: the whole model is.
+    sample: "Callable[[], Workload] | None" = None
+    #: Replaces a model's functions by those of the library that a recipe names as its kernels.
+    use_kernels: Callable[[nn.Module, str], None] | None = None
+    #: Writes what was trained into a folder, as the model's library reads it.
+    save: Callable[[nn.Module, Path], None] | None = None
     #: Identifies a published model, as `language_models.model_identity` does; None: its name is enough.
     model_identity: Callable[[], Mapping[str, str | None]] | None = None
 
@@ -218,7 +231,7 @@ def load_workload(
 ) -> Workload:
     """Build the workload called `name`: built in, `timm:MODEL`, `hf-clm:MODEL` or `./file.py:function`.
 
-    arguments: those of a user's function, as `function_arguments` returns them.
+    arguments: as `function_arguments` returns them.
     Raises WorkloadError if there is no such workload, or if the user's function does not return one.
     """
     info = workload_info(name)
@@ -230,7 +243,8 @@ def load_workload(
     if ".py:" in name:
         return _load_users(name, arguments or {})
     module = importlib.import_module(info.module)
-    built = module.build(name, options) if info.takes else module.build(name)
+    given = (options,) if info.takes else ()
+    built = module.build(name, *given, **(arguments or {}))
     assert isinstance(built, Workload)
     return built
 

@@ -1,8 +1,9 @@
 """The workloads by name. Importing this needs no torch: a workload's module is imported to build it.
 
 A name is built in, such as `vit-huge`, or `timm:MODEL` (any timm image model), `hf-clm:MODEL` (any causal
-language model of the Hugging Face hub, or a folder), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's
-function, which returns a `fastlaunch_train.Workload`; `function_arguments` parses its arguments).
+language model of the Hugging Face hub, or a folder), `hf-lora:MODEL` and `hf-sft:MODEL` (fine-tuning of such
+a model), `gelu:ROWSxCOLUMNS` or `./file.py:function` (the user's function, which returns a
+`fastlaunch_train.Workload`; `function_arguments` parses its arguments).
 """
 
 import ast
@@ -29,6 +30,8 @@ class WorkloadInfo:
     num_parameters: int | None = None
     width: int | None = None  #: features of a token of a vision transformer; None: another model, or unknown
     takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it uses
+    sequence_length: int | None = None  #: tokens of a sample by default; None: the model says, or none
+    arguments: tuple[str, ...] = ()  #: what --set-workload gives to a workload that is built in
 
     @property
     def is_own(self) -> bool:
@@ -52,6 +55,12 @@ class WorkloadInfo:
 Scalar = str | int | float | bool | None
 
 _TEXT_OPTIONS = ("model", "tokenizer", "sequence_length")
+_TUNED = "fastlaunch_train.workloads.fine_tuning"
+#: Fine-tuning by its prefix: a description, and the arguments.
+_FINE_TUNING: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "hf-lora:": ("LoRA of a causal language model", ("rank", "alpha", "dropout", "targets")),
+    "hf-sft:": ("full fine-tuning of a causal language model", ()),
+}
 
 WORKLOADS: Mapping[str, WorkloadInfo] = {
     info.name: info
@@ -167,6 +176,19 @@ def workload_info(name: str) -> WorkloadInfo:
         return replace(
             WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model", num_parameters=None
         )
+    for prefix, (description, arguments) in _FINE_TUNING.items():
+        if name.startswith(prefix) and len(name) > len(prefix):
+            return WorkloadInfo(
+                name=name,
+                description=description,
+                module=_TUNED,
+                sample_unit="sequences",
+                batch_size=1,
+                small=f"{prefix}llama-tiny",
+                takes=("tokenizer", "sequence_length"),
+                sequence_length=128 if name.endswith("-tiny") else 4096,
+                arguments=arguments,
+            )
     if re.fullmatch(r"gelu:[1-9]\d{0,8}x[1-9]\d{0,8}", name):
         return replace(WORKLOADS["gelu"], name=name, small=name)
     if ".py:" in name:
@@ -182,7 +204,8 @@ def workload_info(name: str) -> WorkloadInfo:
     raise WorkloadError(
         f"unknown workload {name!r}",
         (f"did you mean {' or '.join(near)}? " if near else "")
-        + f"known: {', '.join(WORKLOADS)}, timm:MODEL, hf-clm:MODEL, gelu:ROWSxCOLUMNS, ./file.py:function",
+        + f"known: {', '.join(WORKLOADS)}, timm:MODEL, hf-clm:MODEL, hf-lora:MODEL, hf-sft:MODEL, "
+        "gelu:ROWSxCOLUMNS, ./file.py:function",
     )
 
 
@@ -193,10 +216,10 @@ def sized(info: WorkloadInfo, arguments: Mapping[str, Scalar]) -> WorkloadInfo:
 
 
 def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
-    """Return the arguments in `texts`, each KEY=VALUE, for the function of workload `name`.
+    """Return the arguments in `texts`, each KEY=VALUE, for workload `name`.
 
-    Raises WorkloadError for text of another form, and for keys with which the function cannot be called: its
-    file is read, not run. The function itself checks the values.
+    Raises WorkloadError for text of another form, and for keys that a built-in workload does not take or with
+    which the user's function cannot be called: its file is read, not run. The workload checks the values.
     """
     given: dict[str, Scalar] = {}
     for text in texts:
@@ -206,12 +229,15 @@ def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
         if key in given:
             raise WorkloadError(f"--set-workload gives {key} twice", "give it once")
         given[key] = _scalar(value)
-    if workload_info(name).is_own:
+    info = workload_info(name)
+    if info.is_own:
         _check_keys(name, given.keys())
-    elif given:
+    elif unknown := [key for key in given if key not in info.arguments]:
         raise WorkloadError(
-            f"workload {name!r} takes no --set-workload",
-            "it is for a workload of your own, ./file.py:function",
+            f"workload {name!r} takes no --set-workload {unknown[0]}",
+            f"it takes {', '.join(info.arguments)}"
+            if info.arguments
+            else "it is for a workload of your own, ./file.py:function, or hf-lora:MODEL",
         )
     return given
 
