@@ -40,23 +40,23 @@ def read_documents(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedT
         raise WorkloadError(
             f"data file {path} cannot be read: {error.strerror}", "give --data file:PATH of one file"
         ) from None
-    found = [
+    texts = [
         document
         for number, line in enumerate(data.splitlines(), start=1)
         if line.strip()
         for document in [_document(line, tokenizer, length, f"{path}, line {number}")]
         if (document[1] != NO_LABEL).any()
     ]
-    if not found:
+    if not texts:
         raise WorkloadError(f"data file {path} has nothing to predict", _FORMATS)
-    num_held_out = math.ceil(HELD_OUT_SHARE * len(found)) if len(found) > 1 else 0
-    splits = {"train": pack(found[num_held_out:], length, tokenizer.padding)}
+    num_held_out = math.ceil(HELD_OUT_SHARE * len(texts)) if len(texts) > 1 else 0
+    splits = {"train": pack(texts[num_held_out:], length, tokenizer.padding)}
     if num_held_out:
-        splits["validation"] = pack(found[:num_held_out], length, tokenizer.padding)
+        splits["validation"] = pack(texts[:num_held_out], length, tokenizer.padding)
     return LoadedText(splits=splits, digest=digest_of([data]), tokenizer=tokenizer.identity)
 
 
-def pack(found: Sequence[Document], length: int, padding: int) -> Sequences:
+def pack(texts: Sequence[Document], length: int, padding: int) -> Sequences:
     """Return sequences of `length` tokens that hold all documents, each whole, in few sequences.
 
     Best fit: a document, the longest first, goes into the fullest sequence that has room for it. The first
@@ -65,7 +65,7 @@ def pack(found: Sequence[Document], length: int, padding: int) -> Sequences:
     """
     room: dict[int, list[int]] = {}
     packs: list[list[Document]] = []
-    for document in sorted(found, key=lambda document: -len(document[0])):
+    for document in sorted(texts, key=lambda document: -len(document[0])):
         size = len(document[0])
         left = min((space for space, waiting in room.items() if waiting and space >= size), default=None)
         if left is None:
@@ -111,9 +111,9 @@ def _document(line: bytes, tokenizer: Tokenizer, length: int, place: str) -> Doc
     if not isinstance(parts[-1][0], list):
         encoded.append((ending, True))
     tokens = torch.cat([part for part, _ in encoded])[:length]
-    labels = torch.cat(
-        [part if is_label else torch.full_like(part, NO_LABEL) for part, is_label in encoded]
-    )[:length]
+    labels = torch.cat([part if is_label else torch.full_like(part, NO_LABEL) for part, is_label in encoded])[
+        :length
+    ]
     return tokens, labels
 
 

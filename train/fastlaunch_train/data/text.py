@@ -30,9 +30,8 @@ class Sequences:
 
     def part(self, indices: torch.Tensor) -> "Sequences":
         """Return the samples at `indices`, in this order."""
-        return Sequences(
-            **{name: None if value is None else value[indices] for name, value in vars(self).items()}
-        )
+        held = {name: value[indices] for name, value in vars(self).items() if value is not None}
+        return Sequences(**held)
 
 
 #: The part to train on (`train`) and the held-out ones (`validation`, and `test` if there is one).

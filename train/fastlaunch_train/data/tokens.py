@@ -48,7 +48,7 @@ class ByteTokens:
 
     vocabulary = 256
     padding = 0
-    end = 0
+    end: int | None = 0
     identity = "bytes"
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
@@ -64,7 +64,8 @@ class WordTokens:
     The first four tokens stand for padding, an unknown word, and the start and the end of a text.
     """
 
-    padding, unknown, start, end = range(4)
+    padding, unknown, start = range(3)
+    end: int | None = 3
 
     def __init__(self, texts: Iterable[str], vocabulary: int) -> None:
         counts = Counter(word for text in texts for word in _words(text))
@@ -81,12 +82,15 @@ class WordTokens:
                 [
                     self.start,
                     *(self._numbers.get(word, self.unknown) for word in _words(text)[:most]),
-                    self.end,
+                    3,
                 ],
                 dtype=torch.int32,
             )
             for text in texts
         ]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
+        raise _no_template(place)
 
 
 class HubTokens:

@@ -326,7 +326,7 @@ def checkpoint_bytes(
             total += parameter.numel() * _FP32_BYTES
             num_entries += 1
     if best:
-        held = [*model.parameters(), *model.buffers()]
+        held = [*parameters, *model.buffers()]
         total += sum(_bytes(tensor) for tensor in held)
         num_entries += len(held)
     return total + num_entries * _ENTRY_BYTES + world_size * _RANK_BYTES
@@ -346,12 +346,13 @@ def _moment_sizes(workload: Workload, recipe: Recipe, shape: torch.Size) -> list
 
 
 def _state_tensors(model: nn.Module, *, once: bool) -> Iterator[torch.Tensor]:
-    """Yield the tensors of `model`'s state dict without building it, which may compute slow extra states."""
+    """Yield the tensors of `model_state` without building it, which may compute slow extra states."""
     seen = set()
     for _, module in model.named_modules(remove_duplicate=False):
         not_saved = module._non_persistent_buffers_set
         buffers = [value for name, value in module.named_buffers(recurse=False) if name not in not_saved]
-        for tensor in (*module.parameters(recurse=False), *buffers):
+        trained = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+        for tensor in (*trained, *buffers):
             if not once or id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield tensor

@@ -26,12 +26,12 @@ def check_conversion(model: nn.Module, workload: Workload, recipe: Recipe) -> No
         )
     if recipe.kernels != "torch" and workload.use_kernels is None:
         raise RecipeError(
-            f"recipe {recipe.label}: workload {workload.name} has no functions that {recipe.kernels} replaces",
+            f"recipe {recipe.label}: {recipe.kernels} replaces no function of workload {workload.name}",
             "use a recipe with kernels=torch, or fine-tune a language model, as in hf-lora:llama-3.1-8b",
         )
     if recipe.frozen_weights != "native" and not frozen_linears(model, workload):
         raise RecipeError(
-            f"recipe {recipe.label}: workload {workload.name} trains all its Linear layers, and none is frozen",
+            f"recipe {recipe.label}: workload {workload.name} trains all its Linear layers",
             "use a recipe with frozen_weights=native, or a workload such as hf-lora:llama-3.1-8b",
         )
     if not _changes_blocks(recipe):

@@ -28,8 +28,12 @@ ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return the state dict of `model`, with tensors and mappings of plain values only."""
-    state: dict[str, Any] = model.state_dict()
+    """Return the state dict of `model`, with tensors and mappings of plain values only.
+
+    Parameters that are not trained are left out: whoever builds the model knows them.
+    """
+    frozen = _frozen(model)
+    state: dict[str, Any] = {name: value for name, value in model.state_dict().items() if name not in frozen}
     for name in _extra_states(state):
         state[name] = _opened(state[name])
     return state
@@ -48,11 +52,20 @@ def load_model_state(model: nn.Module, state: dict[str, Any], *, fp8_recipe: Any
     try:
         if any(state[name].numel() for name in names):
             os.environ[ALLOW_PICKLES] = "1"
-        model.load_state_dict(state)
+        lacking = model.load_state_dict(state, strict=False)
+        frozen = _frozen(model)
+        wrong = [*lacking.unexpected_keys, *(name for name in lacking.missing_keys if name not in frozen)]
+        if wrong:
+            raise RecipeError(f"the checkpoint is of another model: {wrong[0]}", "start without --resume")
     finally:
         os.environ.pop(ALLOW_PICKLES, None)
         if before is not None:
             os.environ[ALLOW_PICKLES] = before
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
 
 
 def _extra_states(state: Mapping[str, Any]) -> list[str]:

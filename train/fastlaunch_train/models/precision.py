@@ -29,15 +29,11 @@ class Precision:
 
 
 def setup_precision(recipe: Recipe, device: torch.device) -> Precision:
-    """Set fp32 matrix products and attention for `recipe`, and return its autocast and loss scaler.
+    """Set the mode of fp32 matrix products for `recipe`, and return its autocast and loss scaler.
 
     Transformer Engine's FP8 context is inside torch's bf16 autocast: its modules compute in FP8, the patch
     embedding and the head in bf16.
     """
-    if device.type == "cuda":
-        # torch asks its other kernels first.
-        torch.backends.cuda.enable_flash_sdp(recipe.attention == "auto")
-        torch.backends.cuda.enable_mem_efficient_sdp(recipe.attention == "auto")
     if recipe.precision in ("fp32", "tf32"):
         set_fp32_products(allow_tf32=recipe.precision == "tf32")
         return Precision(autocast=contextlib.nullcontext, scaler=None)

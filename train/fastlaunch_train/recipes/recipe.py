@@ -26,7 +26,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "weight_cast": ("forward", "optimizer"),
     "frozen_weights": ("native", "fp8", "nf4"),
     "kernels": ("torch", "liger"),
-    "attention": ("auto", "cudnn"),
     "pointwise": ("written", "scripted", "library"),
     "engine": ("torch", "ort"),
     "compile_mode": ("none", "default", *CUDA_GRAPH_MODES),
@@ -90,7 +89,6 @@ class Recipe:
     #: rounded once, `nf4` in the 4 bits of QLoRA, which makes another model.
     frozen_weights: str = "native"
     kernels: str = "torch"  #: of a language model's norms, rotations, gates and loss; `liger` is Liger Kernel
-    attention: str = "auto"  #: which of torch's kernels: as torch chooses, or cuDNN's
     #: Pointwise functions that the model writes out in several operations: as `written`, `scripted` by
     #: torch.jit.script, or by torch's own single operator (`library`).
     pointwise: str = "written"

@@ -125,7 +125,7 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="fp8-frozen",
-            description="frozen weights held in FP8, activations scaled as they come, compiled block by block",
+            description="frozen weights held in FP8, inputs scaled as they come, compiled block by block",
             precision="fp8",
             fp8_scaling="tensorwise",
             frozen_weights="fp8",

@@ -209,7 +209,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     _package({"frozen_weights": ("nf4",)}, "torchao", NF4_RELEASE),
     Requirement({"kernels": ("liger",)}, _gpu("Liger Kernel", BF16_CAPABILITY)),
     _package({"kernels": ("liger",)}, "liger_kernel", (0, 8)),
-    Requirement({"attention": ("cudnn",)}, _gpu("cuDNN's attention", BF16_CAPABILITY)),
     Requirement(_COMPILED, lambda recipe, machine: machine.compile_problem(recipe.compile_backend)),
     _package({"engine": ("ort",)}, "torch_ort"),
     _package({"parallelism": ZERO_STAGES}, "deepspeed"),

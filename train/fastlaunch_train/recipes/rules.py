@@ -129,9 +129,10 @@ def forward_only_problem(recipe: Recipe) -> Problem | None:
 def batch_multiple(recipe: Recipe, length: int | None = None) -> int:
     """Return what a batch size has to be a multiple of for `recipe` to run, and to run well.
 
-    length: tokens of a sample; with a multiple of 32, as text has, any batch is suitable. Every dimension of FP8 products is a multiple of 16, and of 32 for MXFP8. In the weight gradients'
-    products one is the number of tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the
-    backward pass.) Fused blocks take multiples of 16 in bf16, too.
+    length: tokens of a sample, if known: with a multiple of 32 any batch is suitable. Every dimension of FP8
+    products is a multiple of 16, and of 32 for MXFP8. In the weight gradients' products one is the number of
+    tokens, batch x 197 in a ViT. (Release 2.20.2 refuses a batch of 8 in the backward pass.) Fused blocks
+    take multiples of 16 in bf16, too.
     """
     if length and length % _SUITABLE_LENGTH == 0:
         return 1
@@ -278,7 +279,10 @@ def _fused(recipe: Recipe) -> Iterator[Problem]:
 
 def _frozen(recipe: Recipe) -> Iterator[Problem]:
     if recipe.frozen_weights == "fp8" and recipe.fp8_scaling != "tensorwise":
-        yield "frozen weights in FP8 are torchao's, with one scale a tensor", "add --set fp8_scaling=tensorwise"
+        yield (
+            "frozen weights in FP8 are torchao's, with one scale a tensor",
+            "add --set fp8_scaling=tensorwise",
+        )
     if recipe.frozen_weights == "nf4" and recipe.precision != "bf16":
         yield (
             f"frozen weights in 4 bits are computed with in bf16, not {recipe.precision}",

@@ -2,8 +2,9 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -34,8 +35,8 @@ from fastlaunch_train.loop.training import PhaseClock, Training
 from fastlaunch_train.models import precision
 from fastlaunch_train.models.attention import attention_backend, guard_cudnn_attention
 from fastlaunch_train.models.conversion import check_conversion, convert_model
-from fastlaunch_train.models.frozen import frozen_linears, hold_frozen, round_to_nf4
 from fastlaunch_train.models.flops import step_flops
+from fastlaunch_train.models.frozen import frozen_linears, hold_frozen, round_to_nf4
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.process.machine import default_num_workers
@@ -73,7 +74,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     check_runs_here(recipe, process.device)
     info = sized(workload_info(options.workload), options.arguments)
     refuse(width_problem(recipe, info.width), f"recipe {recipe.label}")
-    trainer = _import_trainer(recipe.loop)
+    trainer = _import_early(recipe.loop, info.packages)
     session.cudnn, warning = guard_cudnn_attention()
     session.warnings += [warning] if warning else []
     workload = session.workload = load_workload(
@@ -181,13 +182,17 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     return train(training, evaluations, trainer)
 
 
-def _import_trainer(loop: str) -> Callable[[TrainingLoop], None] | None:
+def _import_early(loop: str, packages: Iterable[str]) -> Callable[[TrainingLoop], None] | None:
     """Return the function that trains in place of our loop, with its library imported; None for our loop.
 
-    Call it before torch computes and before its cuDNN is inspected: transformers imports peft if that is
-    installed, and peft imports Transformer Engine, whose cuDNN may not match the parts of torch's own that
-    would be loaded by then.
+    packages: of the workload; those that are installed are imported, too. Call it before torch computes and
+    before its cuDNN is inspected: transformers imports peft if that is installed, and peft imports
+    Transformer Engine, whose cuDNN may not match the parts of torch's own that would be loaded by then.
     """
+    for package in packages:
+        if importlib.util.find_spec(package) is not None:
+            prepare_torchvision()
+            importlib.import_module(package)
     if loop == "ours":
         return None
     prepare_torchvision()

@@ -67,7 +67,7 @@ class Stepper(ABC):
         """Load what `state` returned on rank 0, the same on every rank. This may change `state`."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of this rank's weights and buffers, or its shards of them, in host memory."""
+        """Return a copy of this rank's trained weights and buffers, or its shards of them, in host memory."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
@@ -80,7 +80,8 @@ class Stepper(ABC):
                 value.copy_(weights[name])
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return {**dict(self._native.named_parameters()), **dict(self._native.named_buffers())}
+        trained = {name: value for name, value in self._native.named_parameters() if value.requires_grad}
+        return {**trained, **dict(self._native.named_buffers())}
 
 
 def check_loss(workload: Workload, loss: Any) -> None:

@@ -136,12 +136,12 @@ class Workload:
     data_identity: Callable[[str], DataIdentity] | None = None
     #: Whether `build_model` builds on torch's default device instead, as a model of many parameters should.
     builds_on_device: bool = False
-    #: Returns modules beside the blocks that are worth compiling by themselves, such as the head with its loss.
+    #: Returns modules beside the blocks that are worth compiling by themselves, as the head with its loss is.
     regions: Callable[[nn.Module], Sequence[nn.Module]] | None = None
     #: Whether frozen parameters are held in the recipe's precision, since no small update of them is lost.
     rounds_frozen: bool = False
-    #: Makes a workload of the same layers, but few and of short samples, on which recipes are checked in fp32;
-    #: None: the whole model is.
+    #: Makes a workload of the same layers, few of them and with short samples, on which recipes are checked
+    #: against fp32; None: the whole model is.
     sample: "Callable[[], Workload] | None" = None
     #: Replaces a model's functions by those of the library that a recipe names as its kernels.
     use_kernels: Callable[[nn.Module, str], None] | None = None

@@ -4,7 +4,7 @@ MODEL is a shape of this table, with random weights, a folder, or a name on the 
 classes are those of Transformers, and the adapters those of PEFT.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,7 +173,7 @@ class Lora:
 
 
 class TunedModel(nn.Module):
-    """A causal language model of Transformers that returns its loss, and never all logits at once for long."""
+    """A causal language model of Transformers that returns its loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -185,12 +185,14 @@ class TunedModel(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss in nats per labelled token, and some hidden states; or logits and these.
 
-        tokens: (samples, tokens), int64. labels: of the same shape, the tokens to predict or `NO_LABEL`; None:
-        return logits, (samples, tokens, vocabulary). positions: of the same shape, from 0 in each document of
-        a packed sequence; None: each sample is one document.
+        tokens: (samples, tokens), int64. labels: of the same shape, the tokens to predict or `NO_LABEL`;
+        None returns logits, (samples, tokens, vocabulary). positions: of the same shape, from 0 in each
+        document of a packed sequence; None: each sample is one document.
         """
         model: Any = self.model
-        packed = {} if positions is None else {"position_ids": positions, "documents": document_mask(positions)}
+        packed = (
+            {} if positions is None else {"position_ids": positions, "documents": document_mask(positions)}
+        )
         decoder = getattr(model, model.base_model_prefix)
         hidden = decoder(input_ids=tokens, use_cache=False, **packed)[0]
         some = hidden.detach()[:, ::_WATCHED_TOKENS]
@@ -291,9 +293,7 @@ def _score(model: nn.Module, batch: Batch) -> Score:
     weight = (following(batch["labels"]) != NO_LABEL).sum()
     # Samples that fill up a batch have no labels; the mean of none is not a number.
     loss_sum = torch.where(weight > 0, _loss(model, batch) * weight, 0.0)
-    return Score(
-        loss_sum=loss_sum, weight=weight, num_samples=(batch["labels"] != NO_LABEL).any(1).sum()
-    )
+    return Score(loss_sum=loss_sum, weight=weight, num_samples=(batch["labels"] != NO_LABEL).any(1).sum())
 
 
 def _outputs(model: nn.Module, batch: Batch, every: int) -> torch.Tensor:
@@ -353,9 +353,28 @@ def _tuned_model(workload: str, config: Any, weights: str | None, lora: Lora | N
             f"workload {workload!r}: no causal {config.model_type} model can be built: {error}",
             "give a model that writes text, such as Llama or Qwen",
         ) from error
+    if weights is None:
+        _let_blocks_add_little(model)
     if lora is not None:
         _add_adapters(workload, model, lora)
     return TunedModel(model)
+
+
+def _let_blocks_add_little(model: nn.Module) -> None:
+    """Scale random blocks' last layers down, so that each adds little to its input, as in trained models.
+
+    Otherwise each block's output is far larger than the embeddings, and rounding errors grow with every
+    block: in 32 of them, two ways to compute in FP8 differ by half. All blocks together add as much as the
+    embeddings are large; 60 is the usual size of a block's output in that of its weights, 0.02.
+    """
+    blocks = _blocks(model)
+    last = [
+        module
+        for name, module in blocks.named_modules()
+        if isinstance(module, nn.Linear) and name.endswith((".o_proj", ".down_proj"))
+    ]
+    for layer in last:
+        layer.weight.data.mul_(1 / (60 * max(1, len(last)) ** 0.5))
 
 
 def _add_adapters(workload: str, model: nn.Module, lora: Lora) -> None:
@@ -380,6 +399,11 @@ def _add_adapters(workload: str, model: nn.Module, lora: Lora) -> None:
         if isinstance(module, peft.tuners.tuners_utils.BaseTunerLayer):
             # Autocast rounds what a product needs; PEFT would write each input in fp32 first.
             module.cast_input_dtype_enabled = False
+            if not lora.starts_at_zero:
+                # As large as what the layer itself computes.
+                base = module.get_base_layer().weight
+                size = float(base.float().std()) * base.shape[1] ** 0.5
+                module.lora_B["default"].weight.data.mul_(size)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -31,6 +31,7 @@ class WorkloadInfo:
     width: int | None = None  #: features of a token of a vision transformer; None: another model, or unknown
     takes: tuple[str, ...] = ()  #: the fields of `ModelOptions` that it uses
     sequence_length: int | None = None  #: tokens of a sample by default; None: the model says, or none
+    packages: tuple[str, ...] = ()  #: what it needs beside the recipe, by the names that are imported
     arguments: tuple[str, ...] = ()  #: what --set-workload gives to a workload that is built in
 
     @property
@@ -56,10 +57,10 @@ Scalar = str | int | float | bool | None
 
 _TEXT_OPTIONS = ("model", "tokenizer", "sequence_length")
 _TUNED = "fastlaunch_train.workloads.fine_tuning"
-#: Fine-tuning by its prefix: a description, and the arguments.
-_FINE_TUNING: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "hf-lora:": ("LoRA of a causal language model", ("rank", "alpha", "dropout", "targets")),
-    "hf-sft:": ("full fine-tuning of a causal language model", ()),
+#: Fine-tuning by its prefix: a description, the arguments, and packages.
+_FINE_TUNING: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "hf-lora:": ("LoRA of a causal language model", ("rank", "alpha", "dropout", "targets"), ("peft",)),
+    "hf-sft:": ("full fine-tuning of a causal language model", (), ()),
 }
 
 WORKLOADS: Mapping[str, WorkloadInfo] = {
@@ -176,7 +177,7 @@ def workload_info(name: str) -> WorkloadInfo:
         return replace(
             WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model", num_parameters=None
         )
-    for prefix, (description, arguments) in _FINE_TUNING.items():
+    for prefix, (description, arguments, packages) in _FINE_TUNING.items():
         if name.startswith(prefix) and len(name) > len(prefix):
             return WorkloadInfo(
                 name=name,
@@ -187,6 +188,7 @@ def workload_info(name: str) -> WorkloadInfo:
                 small=f"{prefix}llama-tiny",
                 takes=("tokenizer", "sequence_length"),
                 sequence_length=128 if name.endswith("-tiny") else 4096,
+                packages=packages,
                 arguments=arguments,
             )
     if re.fullmatch(r"gelu:[1-9]\d{0,8}x[1-9]\d{0,8}", name):
