@@ -305,7 +305,7 @@ def test_totals_and_relative_figures() -> None:
 def test_language_is_priced_by_the_token() -> None:
     (row,) = compared(runs("bf16", 0.1, tokens_per_step=2048.0), usd_per_hour=3.6).rows
     assert value(row.speed.tokens_per_s) == pytest.approx(20480)
-    assert value(row.cost.usd_per_billion_tokens) == pytest.approx(0.001 / 20480 * 1e9)
+    assert value(row.cost.usd_per_million_tokens) == pytest.approx(0.001 / 20480 * 1e6)
     (row,) = compared(runs("bf16", 0.1, sample_unit="tokens"), usd_per_hour=3.6).rows
     assert value(row.speed.tokens_per_s) == pytest.approx(640)
 

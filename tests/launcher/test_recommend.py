@@ -587,6 +587,30 @@ def test_a_model_that_nobody_ran_is_predicted_by_its_size(
     assert data(capsys, "--workload", "hf-clm:./gpt2-124000000", "--samples", "1M")["pick"]["usd"] == usd[0]
 
 
+def test_a_length_in_tokens_is_one_in_samples(
+    capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    sizes["hf-clm:./gpt2"] = {
+        "num_parameters": 124_000_000,
+        "flops_per_sample": 6 * 124_000_000 * 1024,
+        "tokens_per_sample": 1024,
+    }
+    of_gpt2 = ("--workload", "hf-clm:./gpt2", "--exclude-recipe", "fp16")
+    by_samples = data(capsys, *of_gpt2, "--samples", "10k")["pick"]
+    found = data(capsys, *of_gpt2, "--tokens", "10.24M")
+    assert found["samples"] == 10_000
+    assert found["pick"] == by_samples
+    assert by_samples["usd_per_million_tokens"] == pytest.approx(by_samples["usd"] / 10.24)
+    assert by_samples["tokens_per_s"]["value"] == pytest.approx(1024 * by_samples["samples_per_s"]["value"])
+    found = data(capsys, *of_gpt2, "--tokens", "10.24M", "--sequence-length", "512")
+    assert found["samples"] == 20_000
+    assert "--sequence-length 512" in found["command"]
+    assert run(["recommend", *of_gpt2]) == 2
+    assert "give one of --samples and --tokens" in capsys.readouterr().err
+    assert run(["recommend", "--workload", "vit-huge", "--tokens", "1M"]) == 2
+    assert "the tokens of a sample of vit-huge are not known" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_training_package_counts_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

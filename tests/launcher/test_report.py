@@ -38,7 +38,7 @@ FURTHER = (
     *("build_s", "compile_s", "warmup_s", "peak_memory_gib", "data_wait_fraction", "utilization"),
     "kernels",
     *("service", "region", "purchase"),
-    *("price_source", "price_inferred", "price_charged_as", "price_hypothetical", "usd_per_billion_tokens"),
+    *("price_source", "price_inferred", "price_charged_as", "price_hypothetical", "usd_per_million_tokens"),
     *("comparable_as", "sources", "fingerprint"),
     *("ranked", "guard_failures", "numerics", "held_out", "convergence"),
     *("variant", "version", "total_time_s"),
@@ -66,7 +66,7 @@ TWO = [*runs("bf16", 0.1, 0.1005), *runs("compile", 0.08, 0.0804, compile_s=12.0
 def test_the_shape_of_the_json() -> None:
     data = json.loads(as_json(compared(TWO, usd_per_hour=2.0)))
     assert tuple(data) == TOP
-    assert (data["schema"], data["prices_as_of"], data["baseline"]) == (2, None, "bf16")
+    assert (data["schema"], data["prices_as_of"], data["baseline"]) == (3, None, "bf16")
     for row in data["rows"]:
         assert set(row) == {*PROMISED, *FURTHER}
         for name in QUANTITIES:

@@ -76,7 +76,7 @@ class UnitCost:
     """What a row's training costs on any machine of its type; all with 95% intervals."""
 
     usd_per_million_samples: Interval | None = None
-    usd_per_billion_tokens: Interval | None = None
+    usd_per_million_tokens: Interval | None = None
     samples_per_usd: Interval | None = None
 
 
@@ -464,7 +464,7 @@ def _cost(group: Group, price: Price | None) -> UnitCost:
     return UnitCost(
         samples_per_usd=samples,
         usd_per_million_samples=reciprocal(samples, 1e6),
-        usd_per_billion_tokens=tokens and reciprocal(samples_per_usd(tokens, price, num_nodes), 1e9),
+        usd_per_million_tokens=tokens and reciprocal(samples_per_usd(tokens, price, num_nodes), 1e6),
     )
 
 

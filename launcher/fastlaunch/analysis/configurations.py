@@ -129,7 +129,10 @@ def configurations(
     """
     known: dict[tuple[object, ...], _Candidate] = {}
     if reference is not None:
-        for candidate in _measured(candidates, reference, scope, left_out, samples_factors, catalogue):
+        measured = _measured(
+            candidates, reference, subject.sequence_length, scope, left_out, samples_factors, catalogue
+        )
+        for candidate in measured:
             known[_key(candidate[0])] = candidate
     # A configuration that cannot be predicted anyway needs no reason.
     reasons = [] if scope.measured_only else left_out
@@ -161,6 +164,7 @@ def _key(query: Query) -> tuple[object, ...]:
 def _measured(
     rows: Sequence[Row],
     reference: Setup,
+    sequence_length: int | None,
     scope: Scope,
     left_out: list[LeftOut],
     samples_factors: Mapping[int, float],
@@ -188,8 +192,8 @@ def _measured(
             leave("its runs give no samples per second")
         elif row.is_barred:
             leave(f"{row.validity.failures[0]} (--allow-unverified)")
-        elif setup.sequence_length != reference.sequence_length:
-            leave(f"samples of {setup.sequence_length} tokens, not {reference.sequence_length}")
+        elif setup.sequence_length != sequence_length:
+            leave(f"samples of {setup.sequence_length} tokens, not {sequence_length}")
         elif not factor:
             leave(
                 f"global batch {setup.global_batch}, not {reference.global_batch} as {reference.recipe}: a"

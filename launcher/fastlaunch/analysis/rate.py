@@ -82,12 +82,21 @@ class Rate:
     num_other_rows: int = 0  # of the workload's other recipes
     assumption: str | None = None
     published: "Rate | None" = None  # the figure older than the runs behind a prediction
+    tokens_per_sample: float | None = None  # None if the workload has no tokens
 
     @property
     def deviation(self) -> float:
         """Return the deviation of the logarithm; without a range, the deviation between machines."""
         low, high = self.samples_per_s.low, self.samples_per_s.high
         return max(math.log(high / low) / (2 * RANGE_DEVIATIONS), MACHINE) if low and high else MACHINE
+
+    @property
+    def tokens_per_s(self) -> Interval | None:
+        return scaled(self.samples_per_s, self.tokens_per_sample) if self.tokens_per_sample else None
+
+    def usd_per_million_tokens(self, usd: float, samples: float) -> float | None:
+        """Return the dollars of a million tokens, if so many samples cost `usd`."""
+        return self.tokens_per_sample and 1e6 * usd / (samples * self.tokens_per_sample)
 
     @property
     def rank(self) -> int:
@@ -209,6 +218,12 @@ def unit_of(row: Row) -> str:
     return "steps" if row.group.measure == BARE_STEP else row.setup.sample_unit
 
 
+def tokens_of_sample(row: Row) -> float | None:
+    """Return the tokens of a row's samples, as counted; None without."""
+    tokens_per_s, samples_per_s = row.speed.tokens_per_s, row.speed.samples_per_s
+    return tokens_per_s.value / samples_per_s.value if tokens_per_s and samples_per_s else None
+
+
 def gpu_of(setup: Setup, catalogue: Catalogue) -> str | None:
     """Return the anchors' name of the GPU that a row ran on; None if unknown."""
     if setup.device_name is not None:
@@ -236,6 +251,10 @@ class Subject:
     task: str
     has_rows: bool  # measured on some GPU
 
+    @property
+    def tokens_per_sample(self) -> float | None:
+        return self.units_per_sample if self.unit == "tokens" else None
+
     def config(self, recipe: str, *, sequence_length: int | None, **place: Any) -> Config:
         """Return the predictor's configuration of the workload with this recipe, as its own model.
 
@@ -258,12 +277,14 @@ def subject_of(
     reference: Setup | None,
     catalogue: Catalogue,
     size: ModelSize | None = None,
+    sequence_length: int | None = None,
 ) -> Subject:
     """Return the subject that the workload's rows and name describe.
 
     rows: those with a speed, on any machine. reference: the setup that others must train like; without one,
-    the global batch is that of eight GPUs with the workload's own batch. size: as counted, without rows.
-    Raises WorkloadError for an unknown name without rows.
+    the global batch is that of eight GPUs with the workload's own batch. size: as counted. sequence_length:
+    tokens of a sample; as in the rows by default, or else the workload's own. Raises WorkloadError for an
+    unknown name without rows.
     """
     try:
         info = workload_info(workload)
@@ -272,16 +293,18 @@ def subject_of(
             raise
         info = None
     on_gpu = [row for row in rows if gpu_of(row.setup, catalogue) is not None]
-    in_tokens = [row for row in rows if row.speed.tokens_per_s and row.speed.samples_per_s]
+    if sequence_length and size:
+        size = size.of_length(sequence_length)
+    length = sequence_length or (
+        reference.sequence_length if reference else size.tokens_per_sample if size else None
+    )
+    of_length = [row for row in rows if length in (None, row.setup.sequence_length)]
+    in_tokens = [tokens for row in of_length if (tokens := tokens_of_sample(row))]
     unit = reference.sample_unit if reference else info.sample_unit if info else "samples"
     per_sample = 1.0
-    if in_tokens and unit != "tokens":
-        tokens_per_s, samples_per_s = in_tokens[0].speed.tokens_per_s, in_tokens[0].speed.samples_per_s
-        assert tokens_per_s is not None and samples_per_s is not None
-        unit, per_sample = "tokens", tokens_per_s.value / samples_per_s.value
-    elif size and size.tokens_per_sample and not rows:
-        unit, per_sample = "tokens", float(size.tokens_per_sample)
-    flops = next((row.setup.flops_per_sample for row in rows if row.setup.flops_per_sample), None)
+    if unit != "tokens" and (in_tokens or (length and (sequence_length or not rows))):
+        unit, per_sample = "tokens", in_tokens[0] if in_tokens else float(length or 0)
+    flops = next((row.setup.flops_per_sample for row in of_length if row.setup.flops_per_sample), None)
     flops = flops or (info.flops_per_sample if info else None) or (size.flops_per_sample if size else None)
     params = float(info.num_parameters) if info and info.num_parameters else None
     if params is None and size:
@@ -295,7 +318,7 @@ def subject_of(
         unit=unit,
         units_per_sample=per_sample,
         global_batch=batch or 8 * (info.batch_size if info else 1),
-        sequence_length=reference.sequence_length if reference else size.tokens_per_sample if size else None,
+        sequence_length=length,
         params=params,
         flops_per_sample=flops,
         task={"images": "image classification (synthetic)", "tokens": "causal-LM pretrain"}.get(unit, ""),
@@ -393,15 +416,17 @@ class Finder:
         known = [self._known(query, query.num_nodes) for query in queries]
         unknown = [at for at, rate in enumerate(known) if rate is None or self._is_old(rate, queries[at])]
         answers: list[Rate | str] = [rate or "nobody measured it" for rate in known]
-        if not predicts or not unknown:
-            return answers
-        for at, rate in zip(unknown, self._predicted([queries[at] for at in unknown]), strict=True):
+        predicted = self._predicted([queries[at] for at in unknown]) if predicts and unknown else []
+        for at, rate in zip(unknown, predicted, strict=bool(predicted)):
             figure = known[at]
             if figure is None:
                 answers[at] = rate
             elif isinstance(rate, Rate):
                 answers[at] = replace(rate, published=figure)
-        return answers
+        tokens = self._subject.tokens_per_sample
+        return [
+            replace(rate, tokens_per_sample=tokens) if isinstance(rate, Rate) else rate for rate in answers
+        ]
 
     def rate(self, query: Query) -> Rate | str:
         """Return the rate of one query, or the reason why it is unknown."""

@@ -51,6 +51,7 @@ class Choice:
     configuration: Configuration
     purchase: Purchase
     total: Cost  # without parts
+    samples: float
 
     @property
     def usd(self) -> float:
@@ -59,6 +60,10 @@ class Choice:
     @property
     def hours(self) -> float:
         return self.total.hours.value
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        return self.configuration.rate.usd_per_million_tokens(self.usd, self.samples)
 
     @property
     def instance(self) -> str:
@@ -192,8 +197,13 @@ class Choices:
 
 def choice_of(configuration: Configuration, purchase: Purchase, job: Task) -> Choice:
     """Return the choice. Raises UserError if the configuration cannot be bought this way."""
-    total = _cost(_training(configuration, job), purchase, job)
-    return Choice(configuration=configuration, purchase=purchase, total=total)
+    training = _training(configuration, job)
+    return Choice(
+        configuration=configuration,
+        purchase=purchase,
+        total=_cost(training, purchase, job),
+        samples=training.samples.value,
+    )
 
 
 def _cost(training: Training, purchase: Purchase, job: Task, *, with_interval: bool = True) -> Cost:

@@ -66,10 +66,12 @@ class Estimate:
     @property
     def subject(self) -> str:
         """What is trained, and whose runs the speed is from."""
+        from fastlaunch.report.cost import tokens_text
         from fastlaunch.report.text import about
 
         length = f" of {self.sequence_length:,} tokens" if self.sequence_length else ""
         batch = "" if self.batch_size is None else f", batch {self.batch_size} per GPU"
+        batch += tokens_text(self.rate, self.cost.usd.value, self.samples.value)
         trained = f"{about(self.samples.value)} {self.sample_unit}{length} of {self.workload}{batch}"
         return f"{trained}; {self.rate.source}"
 
@@ -92,6 +94,9 @@ class Estimate:
             "samples": vars(self.samples),
             "sample_unit": self.sample_unit,
             **rate_to_json(self.rate),
+            "usd_per_million_tokens": self.rate.usd_per_million_tokens(
+                self.cost.usd.value, self.samples.value
+            ),
             "price": self.price.to_json(),
             "paid_usd_per_hour": self.paid_usd_per_hour,
             **cost_to_json(self.cost),
@@ -108,6 +113,7 @@ def estimate(
     recipe: str | None = None,
     num_nodes: int = 1,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
     samples: int | str | None = None,
     epochs: float | None = None,
     tokens: int | str | None = None,
@@ -126,7 +132,8 @@ def estimate(
 
     workload: a workload of ours, or the name of a script. recipe: a label, or a script's variant; by default
     bf16, or the only measured recipe. instance: such as `p5.48xlarge`, or `ml.p5.48xlarge` on SageMaker. Give
-    one of samples (`100M`), epochs, tokens and target (`accuracy=0.9`). usd_per_hour: replaces the price of a
+    one of samples (`100M`), epochs, tokens and target (`accuracy=0.9`). sequence_length: tokens of a sample,
+    by default as in the runs. usd_per_hour: replaces the price of a
     machine. assume: texts such as `boot=300s`; `fastlaunch estimate --assume help` lists the names.
     spot_trace: a CSV of spot capacity; without it and an assumed `spot_losses_per_hour`, the loss rate comes
     from your runs on spot of this type in this region. steps_only: count only the steps. with_shared: also
@@ -145,24 +152,8 @@ def estimate(
     from fastlaunch_train.recipes.recipes import recipe_of
 
     context = context or default_context()
-    lengths = {
-        "samples": parse_count(samples) if isinstance(samples, str) else samples,
-        "epochs": epochs,
-        "tokens": parse_count(tokens) if isinstance(tokens, str) else tokens,
-        "target": target,
-    }
-    given = {name: length for name, length in lengths.items() if length is not None}
-    if len(given) != 1:
-        raise UserError(
-            f"the length of the training is {'given twice' if given else 'missing'}",
-            "give one of --samples, --epochs, --tokens and --target",
-        )
-    ((unit, length),) = given.items()
-    if not isinstance(length, str) and not 0 < length < math.inf:
-        raise UserError(f"--{unit} is not a number above 0", "give more than 0")
-    for name, number in (("num-nodes", num_nodes), ("batch-size", batch_size)):
-        if number is not None and number < 1:
-            raise UserError(f"--{name} is {number}", "give 1 or more")
+    unit, length = length_of(samples=samples, epochs=epochs, tokens=tokens, target=target)
+    check_above_zero(num_nodes=num_nodes, batch_size=batch_size, sequence_length=sequence_length)
     assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
     catalogue = load_catalogue(*context.settings.price_files())
@@ -179,12 +170,20 @@ def estimate(
     market = Market(context, catalogue, assumptions, as_of=as_of, trace=spot_trace)
     price = _price(market, catalogue, Offer(service, region, purchase), kind.name, usd_per_hour=usd_per_hour)
     bought = market.purchase(price, with_losses=not steps_only)
-    known = known_rows(context, workload, catalogue, with_shared=with_shared, judges=False)
+    known = known_rows(
+        context,
+        workload,
+        catalogue,
+        with_shared=with_shared,
+        judges=False,
+        sequence_length=sequence_length,
+    )
     for warning in known.warnings:
         context.report(as_warning(warning))
     typed_recipe = recipe and (recipe_of(recipe) or recipe)
     row = _most_like(known, typed_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
     _check_gpu(row, kind, catalogue)
+    subject = known.subject(row.setup)
     query = Query(
         instance=kind,
         num_nodes=num_nodes,
@@ -193,13 +192,12 @@ def estimate(
         else row.setup.known_recipe or row.setup.recipe,
         batch_size_per_gpu=batch_size,
         precision=precision_of(row.setup),
-        sequence_length=row.setup.sequence_length,
+        sequence_length=subject.sequence_length,
     )
     if batch_size is None and row.setup.micro_batch is not None:
         # Keep the micro-batch size of the row.
         query = replace(query, batch_size_per_gpu=row.setup.micro_batch * query.num_parts)
     count = _samples(context, unit, length, known, row, query)
-    subject = known.subject(row.setup)
     unknown = check_memory(query, known.rows, subject, catalogue)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
     rate = known.finder(subject, scaling=scaling).rate(query)
@@ -224,7 +222,7 @@ def estimate(
         num_nodes=num_nodes,
         batch_size=query.batch_size_per_gpu,
         rate=rate,
-        sequence_length=row.setup.sequence_length,
+        sequence_length=subject.sequence_length,
         samples=count,
         sample_unit=unit_of(row),
         cost=cost,
@@ -238,6 +236,33 @@ def estimate(
             *market.age_notes([price]),
         ),
     )
+
+
+def length_of(**lengths: float | str | None) -> tuple[str, float | str]:
+    """Return the name and the number of the one length of the training that is given, or the target's text.
+
+    Raises UserError if none is given, or several, or one that is not above 0.
+    """
+    given = {name: length for name, length in lengths.items() if length is not None}
+    if len(given) != 1:
+        names = [f"--{name}" for name in lengths]
+        raise UserError(
+            f"the length of the training is {'given twice' if given else 'missing'}",
+            f"give one of {', '.join(names[:-1])} and {names[-1]}",
+        )
+    ((name, length),) = given.items()
+    if isinstance(length, str) and name != "target":
+        length = parse_count(length)
+    if not isinstance(length, str) and not (isinstance(length, int | float) and 0 < length < math.inf):
+        raise UserError(f"--{name} is not a number above 0", "give more than 0")
+    return name, length
+
+
+def check_above_zero(**counts: int | None) -> None:
+    """Raise UserError for a given count below 1."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {count}", "give 1 or more")
 
 
 def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> None:
@@ -405,9 +430,15 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
 
 
 def _samples(
-    context: World, unit: str, length: float | str, known: "Known", row: "Row", query: "Query"
+    context: World,
+    unit: str,
+    length: float | str,
+    known: "Known",
+    row: "Row",
+    query: "Query",
 ) -> "Interval":
     """Return the number of samples, with an interval for a target. Raises UserError if unknown."""
+    from fastlaunch.analysis.rate import tokens_of_sample
     from fastlaunch.measure.summary import Interval
 
     if isinstance(length, str):
@@ -419,20 +450,13 @@ def _samples(
             )
         return _samples_to(length, known, row)
     if unit == "tokens":
-        return Interval(value=length / _tokens_of_sample(row))
+        tokens = known.sequence_length or tokens_of_sample(row) or row.setup.sequence_length
+        if tokens is None:
+            raise UserError(f"the tokens per sample of {row.setup.workload} are not known", "give --samples")
+        return Interval(value=length / tokens)
     if unit == "epochs":
         return Interval(value=length * _samples_of_epoch(context, row))
     return Interval(value=length)
-
-
-def _tokens_of_sample(row: "Row") -> float:
-    timings = [run.summary.timing for run in row.runs]
-    for timing in timings:
-        if timing.tokens_per_step and timing.samples_per_step:
-            return timing.tokens_per_step / timing.samples_per_step
-    if row.setup.sequence_length:
-        return row.setup.sequence_length
-    raise UserError(f"the tokens per sample of {row.setup.workload} are not known", "give --samples")
 
 
 def _samples_of_epoch(context: World, row: "Row") -> float:

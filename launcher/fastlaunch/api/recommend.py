@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis import recommend as analysis
 from fastlaunch.analysis.recommend import Limits, Task
+from fastlaunch.api.estimation import check_above_zero, length_of
 from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.units import is_region, parse_count, parse_date, parse_duration_s
+from fastlaunch.core.units import is_region, parse_date, parse_duration_s
 from fastlaunch.lifecycle.world import World, default_context
 from fastlaunch_train.recipes.recipes import RECIPES
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fastlaunch.analysis.compare import Row
     from fastlaunch.analysis.configurations import Configuration, LeftOut, Scope
     from fastlaunch.analysis.cost import Purchase
-    from fastlaunch.analysis.rate import Origin
+    from fastlaunch.analysis.rate import Origin, Subject
     from fastlaunch.api.purchases import Market
     from fastlaunch.lifecycle.evidence import Known
     from fastlaunch.measure.summary import RunSummary, Setup
@@ -72,8 +73,10 @@ class Recommendation(analysis.Recommendation):
 
 def recommend(
     workload: str,
-    samples: int | str,
+    samples: int | str | None = None,
     *,
+    tokens: int | str | None = None,
+    sequence_length: int | None = None,
     deadline: float | str | None = None,
     max_cost_usd: float | None = None,
     purchases: Sequence[str] | str = ("on-demand",),
@@ -92,13 +95,14 @@ def recommend(
 ) -> Recommendation:
     """Recommend instance, nodes, recipe, batch size and purchase option for a workload.
 
-    workload: a name, or that of a script with runs. samples: a number, such as 100_000_000 or `100M`.
-    deadline: hours, or text such as `48h`. purchases: of `OFFERS`. regions:
-    the user's own by default. prices_as_of: use the prices of this day. steps_only: leave out waiting, boot
-    and other fixed parts. measured_only: make no predictions. batch_equivalent: assume that a sample trains
-    as much at any global batch. allow_unverified: include recipes that fail a check. assume: texts such as
-    `boot=300s`, as for `estimate`; spot needs `spot_losses_per_hour` and `spot_available` unless you have
-    runs on spot. prices: a file over the shipped prices. with_shared: also count runs that others shared.
+    workload: a name, or that of a script with runs. samples: a number, such as 100_000_000 or `100M`; or give
+    tokens instead. sequence_length: tokens of a sample; by default as in the runs. deadline: hours, or text
+    such as `48h`. purchases: of `OFFERS`. regions: the user's own by default. prices_as_of: use the prices of
+    this day. steps_only: leave out waiting, boot and other fixed parts. measured_only: make no predictions.
+    batch_equivalent: assume that a sample trains as much at any global batch. allow_unverified: include
+    recipes that fail a check. assume: texts such as `boot=300s`, as for `estimate`; spot needs
+    `spot_losses_per_hour` and `spot_available` unless you have runs on spot. prices: a file over the shipped
+    prices. with_shared: also count runs that others shared.
 
     Raises UserError for invalid options, and UnknownName for an unknown workload.
     """
@@ -110,9 +114,9 @@ def recommend(
 
     context = context or default_context()
     settings = context.settings
-    number = parse_count(samples) if isinstance(samples, str) else samples
-    if not _is_number(number) or number <= 0:
-        raise UserError(f"--samples is {number}", "give more than 0, such as --samples 100M")
+    unit, length = length_of(samples=samples, tokens=tokens)
+    assert not isinstance(length, str)
+    check_above_zero(sequence_length=sequence_length)
     if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
         raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")
     if max_cost_usd is not None and (not _is_number(max_cost_usd) or max_cost_usd < 0):
@@ -148,6 +152,7 @@ def recommend(
         with_shared=with_shared,
         judges=False,
         counts=True,
+        sequence_length=sequence_length,
     )
     candidates = _candidates(known)
     names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
@@ -159,7 +164,17 @@ def recommend(
     warnings: list[str] = []
     bought = _purchases(market, catalogue, purchases, regions or (context.own_region(),), unsold)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
-    configurations = _configurations(known, candidates, scope, scaling, left_out, warnings, bought)
+    subject = _subject(known, candidates, scope)
+    number = float(length)
+    if unit == "tokens":
+        if subject is None or subject.tokens_per_sample is None:
+            raise UserError(f"the tokens of a sample of {workload} are not known", "give --samples")
+        number /= subject.tokens_per_sample
+    configurations = (
+        _configurations(known, subject, candidates, scope, scaling, left_out, warnings, bought)
+        if subject
+        else []
+    )
     recipes = {
         name
         for configuration in configurations
@@ -181,8 +196,8 @@ def recommend(
         warnings += market.age_notes(paid)
     job = Task(
         workload=workload,
-        samples=float(number),
-        like=_like(workload, known.rows),
+        samples=number,
+        like=_like(workload, known.rows, sequence_length),
         scripts={
             row.setup.recipe: words
             for row in known.rows
@@ -299,14 +314,19 @@ class _Candidates:
     samples_factors: Mapping[int, float]  # see `configurations.samples_to_train_as`
 
 
-def _like(workload: str, rows: "Sequence[Row]") -> "RunSummary":
-    """Return a run of the workload as the model for commands, or a made-up one without runs."""
+def _like(workload: str, rows: "Sequence[Row]", sequence_length: int | None) -> "RunSummary":
+    """Return a run of the workload as the model for commands, or a made-up one without runs.
+
+    sequence_length: if not as in the run.
+    """
     from fastlaunch.measure.summary import RunSummary, Setup
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     measured = [row for row in rows if row.setup.kind != "published"]
     for row in measured or rows:
-        return row.group.first
+        first = row.group.first
+        length = sequence_length or first.setup.sequence_length
+        return replace(first, setup=replace(first.setup, sequence_length=length))
     try:
         unit = workload_info(workload).sample_unit
     except WorkloadError:
@@ -316,6 +336,7 @@ def _like(workload: str, rows: "Sequence[Row]") -> "RunSummary":
         workload=workload,
         sample_unit=unit,
         recipe="bf16",
+        sequence_length=sequence_length,
         data="synthetic",
         num_nodes=1,
         num_gpus=1,
@@ -376,8 +397,22 @@ def _purchases(
     return bought
 
 
+def _subject(known: "Known", candidates: _Candidates, scope: "Scope") -> "Subject | None":
+    """Return the subject of the rates; None for an unknown workload if only measurements count."""
+    from fastlaunch_train.workloads.registry import WorkloadError
+
+    try:
+        return known.subject(candidates.reference)
+    except WorkloadError as error:
+        if scope.measured_only:
+            return None
+        hint = "; for a script, the name that `fastlaunch runs list` shows"
+        raise UserError(error.message, f"{error.hint}{hint}") from None
+
+
 def _configurations(
     known: "Known",
+    subject: "Subject",
     candidates: _Candidates,
     scope: "Scope",
     scaling: float | None,
@@ -387,15 +422,7 @@ def _configurations(
 ) -> "list[Configuration]":
     """Return the configurations of the workload, with their rates."""
     from fastlaunch.analysis.configurations import LeftOut, configurations
-    from fastlaunch_train.workloads.registry import WorkloadError
 
-    try:
-        subject = known.subject(candidates.reference)
-    except WorkloadError as error:
-        if scope.measured_only:
-            return []
-        hint = "; for a script, the name that `fastlaunch runs list` shows"
-        raise UserError(error.message, f"{error.hint}{hint}") from None
     if scope.measured_only:
         pass
     elif not subject.has_rows and subject.info is None:

@@ -17,6 +17,7 @@ from fastlaunch.cli.options import (
     output_width,
     prices_as_of_option,
     print_json,
+    sequence_length_option,
     steps_only_option,
     with_shared_option,
     wrapped,
@@ -65,6 +66,7 @@ from fastlaunch.core.errors import UserError
     metavar="N",
     help="Samples per GPU and step.  [default: the one most often measured]",
 )
+@sequence_length_option
 @click.option("--samples", type=POSITIVE_COUNT, metavar="N", help="Train on this many samples, such as 100M.")
 @click.option("--epochs", type=float, metavar="N", help="Instead of --samples: passes over the data.")
 @click.option("--tokens", type=POSITIVE_COUNT, metavar="N", help="Instead of --samples: tokens.")

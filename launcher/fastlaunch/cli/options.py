@@ -148,6 +148,12 @@ price_file_option = click.option(
 prices_as_of_option = click.option(
     "--prices-as-of", type=DATE, metavar="DATE", help="Use the prices of this day.  [default: today]"
 )
+sequence_length_option = click.option(
+    "--sequence-length",
+    type=POSITIVE_COUNT,
+    metavar="TOKENS",
+    help="Train on samples of this many tokens.  [default: as in the runs, or the workload's own]",
+)
 steps_only_option = click.option(
     "--steps-only", is_flag=True, help="Count the steps alone, without waiting, boot and other fixed parts."
 )

@@ -18,6 +18,7 @@ from fastlaunch.cli.options import (
     price_file_option,
     prices_as_of_option,
     print_json,
+    sequence_length_option,
     steps_only_option,
     with_shared_option,
     wrapped,
@@ -51,13 +52,9 @@ def _hours(text: str) -> float:
     metavar="NAME",
     help="Train this workload, or script by its name in `runs`.",
 )
-@click.option(
-    "--samples",
-    type=POSITIVE_COUNT,
-    required=True,
-    metavar="N",
-    help="Train on this many samples, such as 100M.",
-)
+@click.option("--samples", type=POSITIVE_COUNT, metavar="N", help="Train on this many samples, such as 100M.")
+@click.option("--tokens", type=POSITIVE_COUNT, metavar="N", help="Instead of --samples: tokens.")
+@sequence_length_option
 @click.option(
     "--deadline",
     type=Quantity("time", _hours),
@@ -113,7 +110,7 @@ def _hours(text: str) -> float:
 @price_file_option
 @with_shared_option
 @output_option
-def recommend(workload: str, samples: int, output: str, **options: Any) -> int:
+def recommend(workload: str, output: str, **options: Any) -> int:
     """Recommend an instance, a recipe and how to buy, by cost, time and evidence.
 
     It goes by your own runs of the workload or, if none is on a GPU, by the figures that come with
@@ -126,7 +123,7 @@ def recommend(workload: str, samples: int, output: str, **options: Any) -> int:
     from fastlaunch.api import recommend as api
     from fastlaunch.report.recommendation import as_rows, as_text
 
-    recommendation = api.recommend(workload, samples, context=app_context(), **options)
+    recommendation = api.recommend(workload, context=app_context(), **options)
     for warning in recommendation.warnings:
         click.echo(wrapped(as_warning(warning)), err=True)
     if output == "json":

@@ -129,6 +129,7 @@ class Known:
     others: Callable[[], Sequence[Anchor]]
     #: The size of a model that nobody ran, if it could be counted.
     size: ModelSize | None = None
+    sequence_length: int | None = None  # tokens of a sample, if given
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -146,7 +147,9 @@ class Known:
 
     def subject(self, reference: Setup | None) -> Subject:
         """Return the subject of predictions. reference: the setup that others must train like."""
-        return subject_of(self.workload, self.rows, reference, self.catalogue, self.size)
+        return subject_of(
+            self.workload, self.rows, reference, self.catalogue, self.size, self.sequence_length
+        )
 
     def finder(self, subject: Subject, *, scaling: float | None = None) -> Finder:
         """Return a finder of rates. scaling: as for `Finder`."""
@@ -199,10 +202,12 @@ def known_rows(
     with_shared: bool = False,
     judges: bool = True,
     counts: bool = False,
+    sequence_length: int | None = None,
 ) -> Known:
     """Return the workload's measured rows. reconciles: first bring the ledger's runs up to date.
 
     with_shared: include runs that others shared. judges: see `compare`. counts: see `model_size`.
+    sequence_length: tokens of a sample, if not as in the rows.
     """
     day, settings = day or context.today, context.settings
     request = PriceRequest(today=day, as_of=day, region=settings.region)
@@ -252,6 +257,7 @@ def known_rows(
         catalogue=catalogue,
         warnings=tuple(left_out),
         size=size,
+        sequence_length=sequence_length,
         others=others,
     )
 

@@ -156,7 +156,7 @@ def columns_of(
         _of_price("price_charged_as", lambda price: price.instance if price.basis == "named" else None),
         _of_price("price_hypothetical", lambda price: price.hypothetical),
         _data("cost.usd_per_million_samples", f"$/M {unit}", **money, is_summary=True, at_price="usd"),
-        _data("cost.usd_per_billion_tokens", "$/B tokens", importance=10, **money),
+        _data("cost.usd_per_million_tokens", "$/M tokens", importance=10, **money),
         _data("cost.samples_per_usd"),
         _data("verdict.ratio", "x per $", key="ratio_to_baseline", **cost, format=_ratio_text),
         # Show the interval if it decides.

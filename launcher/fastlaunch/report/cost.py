@@ -41,6 +41,14 @@ def cost_text(cost: Cost) -> str:
     return f"${dollars(cost.usd.value)}{limits} in {hours_text(cost.hours.value)}"
 
 
+def tokens_text(rate: Rate, usd: float, samples: float) -> str:
+    """Return `, 13,300 tokens/s, $0.0912 per million tokens`; empty if the workload has no tokens."""
+    per_s, per_million = rate.tokens_per_s, rate.usd_per_million_tokens(usd, samples)
+    if per_s is None or per_million is None:
+        return ""
+    return f", {per_s.value:,.0f} tokens/s, ${number(per_million)} per million tokens"
+
+
 def hours_text(hours: float) -> str:
     """Return `5.90 h`, or `24.0 min`."""
     return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
@@ -48,7 +56,7 @@ def hours_text(hours: float) -> str:
 
 def rate_to_json(rate: Rate) -> dict[str, Any]:
     """Return the rate and its evidence as plain data."""
-    return fields_to_json(rate, "samples_per_s", "evidence", "prediction_class", "source")
+    return fields_to_json(rate, "samples_per_s", "tokens_per_s", "evidence", "prediction_class", "source")
 
 
 def volume_prices(comparison: Comparison, catalogue: Catalogue) -> Callable[[str], VolumePrice | None]:

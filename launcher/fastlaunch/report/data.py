@@ -17,7 +17,7 @@ from fastlaunch.report.columns import columns_of
 from fastlaunch.report.text import answer_to_json
 
 #: The version of the shape: raise it when a field disappears or changes its meaning, not for additions.
-SCHEMA = 2
+SCHEMA = 3
 
 #: The beginnings of spreadsheet formulas, and numbers that begin like one.
 _FORMULA = ("=", "+", "-", "@")

@@ -13,7 +13,7 @@ from fastlaunch.core.tables import Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
-from fastlaunch.report.cost import cost_text, hours_text, rate_to_json
+from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text
 from fastlaunch.report.data import fields_to_json
 from fastlaunch.report.text import NO_LETTERS, Letters, bulleted, dollars, number
 
@@ -71,6 +71,9 @@ def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
     """Return what all lines train: `100,000,000 images of vit-huge, a global batch of 256`."""
     job = recommendation.job
     heading = f"{job.samples:,.0f} {job.like.setup.sample_unit} of {job.workload}"
+    tokens = lines[0].configuration.rate.tokens_per_sample
+    if tokens:
+        heading = f"{job.samples * tokens:,.0f} tokens in {heading}"
     batches = {choice.configuration.global_batch for choice in lines}
     return f"{heading}, a global batch of {batches.pop():,}" if len(batches) == 1 else heading
 
@@ -80,7 +83,8 @@ def sentence(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> s
     pick, job = recommendation.pick, recommendation.job
     if pick is not None:
         evidence = pick.configuration.rate.evidence_text
-        return f"Train on {_named(pick, recommendation, letters)}: {_costs(pick)}, {evidence}."
+        tokens = tokens_text(pick.configuration.rate, pick.usd, pick.samples)
+        return f"Train on {_named(pick, recommendation, letters)}: {_costs(pick)}{tokens}, {evidence}."
     if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
     cheapest, fastest = recommendation.front[0], recommendation.front[-1]
@@ -236,6 +240,16 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
             importance=3,
         ),
         Column("hours", lambda choice: number(choice.hours), align="right"),
+        Column(
+            "tokens/s",
+            lambda choice: (per_s := choice.configuration.rate.tokens_per_s) and f"{per_s.value:,.0f}",
+            align="right",
+        ),
+        Column(
+            "$/M tokens",
+            lambda choice: (usd := choice.usd_per_million_tokens) and number(usd),
+            align="right",
+        ),
         Column("evidence", evidence),
         Column("whose", lambda choice: (row := choice.configuration.rate.row) and whose(row, [row])),
         Column("", note),
@@ -383,5 +397,6 @@ def choice_json(choice: Choice) -> dict[str, Any]:
         "hours_high": whole.hours.high,
         "shared_by": list(configuration.rate.row.shared_by) if configuration.rate.row else [],
         **rate_to_json(configuration.rate),
+        "usd_per_million_tokens": choice.usd_per_million_tokens,
         "assumption": configuration.assumption or configuration.rate.assumption,
     }
