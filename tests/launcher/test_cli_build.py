@@ -173,7 +173,7 @@ def test_a_failed_build_pushes_nothing_and_leaves_no_repository(
         (["--region", "us-east-3"], "did you mean"),
         (["--repository", "Team/Vit"], "'Team/Vit'"),
         (["--ort", "--with", "torchao"], "--ort"),
-        (["--with", "torch"], "lightning, torchao, transformers"),
+        (["--with", "torch"], "lightning, peft, torchao, transformers"),
         ([], "there is no docker"),
     ],
 )

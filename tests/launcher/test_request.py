@@ -336,7 +336,7 @@ def nearest_that_runs(recipe: Recipe, machine: Machine, workload: str = "vit-hug
         ("RTX PRO 6000", {"te-mxfp8"}),
         ("L40S", {"te-fp8-block", "te-mxfp8", "ao-fp8-rowwise"}),
         ("A100 40GB", {name for name, recipe in RECIPES.items() if recipe.precision == "fp8"}),
-        (None, {"tf32", "graph", *(name for name in RECIPES if name.startswith("te-"))}),
+        (None, {"tf32", "graph", "liger", *(name for name in RECIPES if name.startswith("te-"))}),
     ],
 )
 def test_what_a_machine_cannot_run_though_everything_is_installed(gpu: str | None, cannot: set[str]) -> None:

@@ -70,7 +70,7 @@ _NUM_LINES = 40
     "extras",
     multiple=True,
     metavar="NAME",
-    help="Add what AWS's images lack: transformers, lightning or torchao; may be repeated.",
+    help="Add what AWS's images lack: transformers, lightning, torchao, peft or liger_kernel; repeatable.",
 )
 @click.option(
     "--ort",

@@ -32,6 +32,8 @@ _KINDS = (
     ("engine", "torch", "ORTModule"),
     ("blocks", "native", "Transformer Engine"),
     ("parallelism", "ddp", "sharded"),
+    ("frozen_weights", "native", "language model"),
+    ("kernels", "torch", "language model"),
     ("fp8_scaling", "none", "torchao"),
     ("pointwise", "written", "pointwise"),
     ("compile_mode", "none", "compiled"),
@@ -98,17 +100,17 @@ def recipes(name: str | None, output: str) -> None:
 def workloads(name: str | None, output: str) -> None:
     """List the workloads: what can be trained. With NAME: everything known of it.
 
-    Four kinds are not listed: `timm:MODEL` is any image model of timm, `hf-clm:MODEL` any causal language
-    model, by its folder or its name on the Hugging Face hub, `gelu:ROWSxCOLUMNS` one operation, and
-    `./file.py:function` a workload of your own.
+    Six kinds are not listed: `timm:MODEL` is any image model of timm, `hf-clm:MODEL` any causal language
+    model, by its folder or its name on the Hugging Face hub, `hf-lora:MODEL` and `hf-sft:MODEL` fine-tuning
+    of one, `gelu:ROWSxCOLUMNS` one operation, and `./file.py:function` a workload of your own.
     """
     if name is None:
         rows = [asdict(info) for info in WORKLOADS.values()]
         print_rows(rows, output=output, headers=_WORKLOAD_HEADERS)
         _conclude(
             output,
-            f"{len(rows)} workloads, and timm:MODEL, hf-clm:MODEL, gelu:ROWSxCOLUMNS or your own "
-            "./file.py:function",
+            f"{len(rows)} workloads, and timm:, hf-clm:, hf-lora: and hf-sft:MODEL, gelu:ROWSxCOLUMNS or your"
+            " own ./file.py:function",
             "fastlaunch submit --local --workload vit-tiny",
         )
         return

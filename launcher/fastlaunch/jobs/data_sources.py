@@ -86,8 +86,9 @@ def _models(variant: Variant) -> Iterator[tuple[str, str]]:
         yield "--model ", variant.inputs.model
     if variant.inputs.tokenizer is not None:
         yield "--tokenizer ", variant.inputs.tokenizer
-    if variant.workload.name.startswith("hf-clm:"):
-        yield "hf-clm:", variant.workload.name.removeprefix("hf-clm:")
+    prefix, _, model = variant.workload.name.partition(":")
+    if prefix in ("hf-clm", "hf-lora", "hf-sft"):
+        yield f"{prefix}:", model
 
 
 def _check_timm(model: str) -> None:
@@ -116,7 +117,7 @@ def _written_out(path: str) -> Path:
 
 def reads_text(workload: WorkloadInfo) -> bool:
     """Return whether the workload is a language model's."""
-    return "model" in workload.takes
+    return "tokenizer" in workload.takes
 
 
 def check_travels(variant: Variant, options: Options) -> None:

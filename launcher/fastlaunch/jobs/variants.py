@@ -93,7 +93,8 @@ def variants_of(options: Options, default_workload: str) -> tuple[Variant, ...]:
         _check_fits(variant)
         problem = profile_problem(variant.recipe) if options.step_profile else None
         if isinstance(variant.batch_size, int):
-            problem = problem or batch_problem(variant.recipe, variant.batch_size)
+            length = options.sequence_length or variant.workload.sequence_length
+            problem = problem or batch_problem(variant.recipe, variant.batch_size, length)
         if problem:
             message, hint = problem
             raise UserError(f"recipe {variant.recipe.label}: {message}", hint)
@@ -381,6 +382,7 @@ def how_to_build(packages: Collection[str]) -> str:
 def not_in_base_images(recipe: Recipe, workload: WorkloadInfo) -> tuple[str, ...]:
     """Return the packages that the recipe or the workload needs and AWS's images lack."""
     packages = [*needed_packages(recipe), *(["transformers"] if reads_text(workload) else [])]
+    packages += ["peft"] if workload.name.startswith("hf-lora:") else []
     return tuple(dict.fromkeys(package for package in packages if package not in IN_BASE_IMAGES))
 
 
