@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,3 +17,19 @@ def world(tmp_path: Path) -> "Iterator[World]":
 
     with opened_world(tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Sizes of models in place of those that the training package would count, which takes seconds."""
+    from fastlaunch.core.errors import UserError
+
+    known: dict[str, Any] = {}
+
+    def counted(workload: str) -> object:
+        if workload not in known:
+            raise UserError(f"the size of {workload} is unknown: no such model")
+        return known[workload]
+
+    monkeypatch.setattr("fastlaunch.lifecycle.model_size._counted", counted)
+    return known

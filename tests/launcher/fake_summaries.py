@@ -43,6 +43,13 @@ CATALOGUE = load_catalogue()
 TODAY = datetime.date(2026, 11, 21)
 _TOPICS = ("setup", "timing", "startup", "checkpoints", "quality", "environment", "figures")
 
+#: As `hf-lora:llama-3.1-8b` is counted: adapters of rank 16 on all linear layers, 4,096 tokens a sample.
+LLAMA_8B = {
+    "num_parameters": 8_072_204_288, "flops_per_sample": 150_167_625_924_608, "tokens_per_sample": 4096,
+    "num_trained": 41_943_040, "num_layers": 32, "width": 4096, "mlp_width": 14_336, "num_kv_features": 2048,
+    "vocabulary": 128_256,
+}  # fmt: skip
+
 
 def changed(summary: RunSummary, **values: Any) -> RunSummary:
     """The summary with other values, of fields at whatever depth."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_summaries import PLAIN, changed
+from fake_summaries import LLAMA_8B, PLAIN, changed
 from fake_train.launcher import fastlaunch
 
 from fastlaunch.api.estimation import Estimate
@@ -116,6 +116,24 @@ def test_a_batch_that_will_probably_not_fit_is_warned_of(
     err = capsys.readouterr().err
     assert ("does not fit in the memory of L4" in err) == (advice is not None)
     assert advice is None or advice in err
+
+
+def test_a_model_that_will_not_fit_is_warned_of_with_what_would(
+    capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    sizes["hf-lora:llama-3.1-8b"] = LLAMA_8B
+    words = ["--workload", "hf-lora:llama-3.1-8b", "--instance", "g6.xlarge", "--steps", "40"]
+    words += ["--image", IMAGE]
+    for batch in ([], ["--batch-size", "auto"]):
+        assert fastlaunch("submit", "--dry-run", *words, *batch, "--recipe", "compile") == 0
+        err = capsys.readouterr().err
+        assert "does not fit in the memory of L4" in err
+        assert "--recipe compile --set activation_checkpointing=block" in err
+    assert fastlaunch("submit", "--dry-run", *words, "--sequence-length", "512", "--output", "json") == 0
+    shown = capsys.readouterr()
+    assert "does not fit" not in shown.err
+    (job,) = json.loads(shown.out)["expected"]["jobs"]
+    assert job["tokens_per_s"]["value"] == pytest.approx(512 / job["step_time_s"])
 
 
 def topics(text: str) -> dict[str, str]:

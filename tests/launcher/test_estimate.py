@@ -4,13 +4,14 @@ import datetime
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ec2_builders
 import pytest
 from attempt_builders import add_attempt
-from fake_summaries import CATALOGUE, compared, imported, on_p5
+from fake_summaries import CATALOGUE, LLAMA_8B, compared, imported, on_p5
 
 import fastlaunch
 from fastlaunch.analysis.cost import parse_assumptions
@@ -290,6 +291,29 @@ def test_tokens_are_counted_by_those_of_a_sample() -> None:
         assert estimate(samples=None, tokens=1000, recipe=recipe).samples.value == samples
     with pytest.raises(UserError, match="tokens"):
         estimate("p4d.24xlarge", recipe="te-article", samples=None, tokens=1000)
+
+
+def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(sizes: dict[str, Any]) -> None:
+    sizes["hf-lora:llama-3.1-8b"] = LLAMA_8B
+    lora = partial(fastlaunch.estimate, "hf-lora:llama-3.1-8b", tokens="50M")
+    found = lora("p5.4xlarge", recipe="liger").to_json()
+    assert (found["evidence"], found["batch_size_per_gpu"], found["sequence_length"]) == (
+        "predicted",
+        1,
+        4096,
+    )
+    assert found["samples"]["value"] == pytest.approx(50e6 / 4096)
+    assert found["tokens_per_s"]["value"] == pytest.approx(4096 * found["samples_per_s"]["value"])
+    assert found["usd_per_million_tokens"] == pytest.approx(found["usd"]["value"] / 50)
+    # Blocks are computed twice, so that less has to be kept.
+    twice = lora("p5.4xlarge", recipe="liger activation_checkpointing=block").to_json()
+    assert twice["tokens_per_s"]["value"] < 0.85 * found["tokens_per_s"]["value"]
+    with pytest.raises(UserError, match="does not fit in the memory of L4") as refused:
+        lora("g6.xlarge", recipe="compile")
+    assert "--sequence-length 1024" in (refused.value.hint or "")
+    assert lora("g6.xlarge", recipe="compile", sequence_length=1024).sequence_length == 1024
+    with pytest.raises(UserError, match="epochs"):
+        fastlaunch.estimate("hf-lora:llama-3.1-8b", "p5.4xlarge", epochs=1)
 
 
 def test_epochs_need_a_run_of_whole_epochs() -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -207,6 +208,23 @@ def test_gpus_without_nvlink_wait_for_the_gradients_that_outlast_the_backward_pa
     alone, together = (predicted(anchors, {**query, "num_gpus": str(number)}) for number in (1, num_gpus))
     assert together.evidence == ("D" if num_gpus > 1 else "C")
     assert together.predicted <= num_gpus * alone.predicted
+
+
+def test_gpus_exchange_the_gradients_of_adapters_alone() -> None:
+    query = row("llama", "RTX PRO 6000", params=7e9, num_gpus=8, batch_per_gpu=1, task="LoRA")
+    (config, _) = read(query)
+    assert pcie_share(config, 1.0) == 1.0
+    assert pcie_share(read({**query, "task": ""})[0], 1.0) < 0.6
+    assert pcie_share(replace(config, trained_params=7e9), 1.0) < 0.6
+
+
+@pytest.mark.parametrize(("model", "flops"), [("hf-lora:x", 4), ("hf-sft:x", 6)])
+def test_activation_checkpointing_repeats_a_forward_pass(model: str, flops: int) -> None:
+    (plain, _), (repeated, _) = (
+        read(row(f"{model} bf16{override}", "H100", unit="tokens/s", params=7e9))
+        for override in ("", " activation_checkpointing=block")
+    )
+    assert (plain.flops_per_weight, repeated.flops_per_weight) == (flops, flops + 2)
 
 
 @pytest.mark.parametrize("params", [2e7, 1.2e8])  # without waiting for gradients, and with

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 from ec2_builders import IMAGE
-from fake_summaries import CATALOGUE, P5_NODE, PLAIN, changed, compared, evaluated, imported, on_p5, price_of
+from fake_summaries import (
+    CATALOGUE,
+    LLAMA_8B,
+    P5_NODE,
+    PLAIN,
+    changed,
+    compared,
+    evaluated,
+    imported,
+    on_p5,
+    price_of,
+)
 
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
@@ -552,20 +563,6 @@ def test_the_commands_are_taken_by_submit(
         assert run([*words[1:], "--dry-run"]) == 0
 
 
-@pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Sizes of models in place of those that the training package would count, which takes seconds."""
-    known: dict[str, Any] = {}
-
-    def counted(workload: str) -> object:
-        if workload not in known:
-            raise UserError(f"the size of {workload} is unknown: no such model")
-        return known[workload]
-
-    monkeypatch.setattr("fastlaunch.lifecycle.model_size._counted", counted)
-    return known
-
-
 def test_a_model_that_nobody_ran_is_predicted_by_its_size(
     capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
 ) -> None:
@@ -609,6 +606,48 @@ def test_a_length_in_tokens_is_one_in_samples(
     assert "give one of --samples and --tokens" in capsys.readouterr().err
     assert run(["recommend", "--workload", "vit-huge", "--tokens", "1M"]) == 2
     assert "the tokens of a sample of vit-huge are not known" in capsys.readouterr().err
+
+
+def test_fine_tuning_is_weighed_where_its_memory_fits(
+    capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    sizes["hf-lora:llama-3.1-8b"] = LLAMA_8B
+    found = data(capsys, "--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M")
+    assert found["samples"] == pytest.approx(50e6 / 4096)
+    assert found["pick"]["usd_per_million_tokens"] == pytest.approx(found["pick"]["usd"] / 50)
+    too_small = {need["recipe"]: need["too_small"] for need in found["memory"]}
+    assert "L40S" in too_small["bf16"] and "L40S" not in too_small["liger"]
+    assert "L4" in too_small["nf4"] and "L4" not in too_small["nf4 activation_checkpointing=block"]
+    by_place = {(each["instance"], each["recipe"]): each for each in found["left_out"]}
+    fits = by_place["g6e.xlarge", "bf16"]["fits"]
+    assert fits[:2] == [
+        "--recipe bf16 --set activation_checkpointing=block",
+        "--sequence-length 2048",
+    ]
+    assert "--recipe liger" in fits and "--recipe nf4" in fits
+    assert by_place["p5.4xlarge", "nf4"]["reason"].startswith("no run with frozen weights in 4 bits")
+    # NVIDIA's and MLPerf's figures, at this model's FLOPs: LoRA of a model nearly as large is nearly as fast.
+    by_gpu = {speed["gpu"]: speed for speed in found["published"]}
+    h100 = by_gpu["H100 SXM 80GB"]
+    assert (h100["source"], h100["tokens_per_s"]) == ("NVIDIA/NeMo", 24_824)
+    assert h100["tokens_per_s_by_flops"] == pytest.approx(24_824 * 6.74 / 8.07, rel=0.02)
+    assert by_gpu["H200"]["source"].startswith("mlcommons")
+    # The commands keep the length, and shorter samples fit on smaller GPUs.
+    found = data(capsys, "--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--sequence-length", "512")
+    assert "--sequence-length 512" in found["command"]
+    assert "L4" not in {need["recipe"]: need["too_small"] for need in found["memory"]}["bf16"]
+
+
+def test_full_fine_tuning_needs_gpus_that_share_its_states(
+    capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    size = {**LLAMA_8B, "num_parameters": 8_030_261_248, "num_trained": 8_030_261_248}
+    sizes["hf-sft:llama-3.1-8b"] = size
+    found = data(capsys, "--workload", "hf-sft:llama-3.1-8b", "--tokens", "50M")
+    on_h100 = {each["recipe"] for each in found["by_instance"] if each["instance"].startswith("p5.")}
+    assert on_h100 == {"fsdp2"}
+    fits = {(each["instance"], each["recipe"]): each["fits"] for each in found["left_out"]}
+    assert fits["p5.4xlarge", "bf16"] == []
 
 
 @pytest.mark.slow

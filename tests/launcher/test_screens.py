@@ -5,6 +5,7 @@ To write the texts anew after a change that is meant: python tests/launcher/test
 
 import datetime
 import io
+import json
 import os
 import random
 import re
@@ -14,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_summaries import PLAIN, changed
+from fake_summaries import LLAMA_8B, PLAIN, changed
 from fake_train.launcher import app_context
 from test_watch import MANY, view
 
@@ -44,6 +45,8 @@ COMMANDS = {
     "demo": "demo",
     "recommend": "recommend --workload vit-huge --samples 100M --prices-as-of 2026-07-20 --steps-only"
     " --measured-only --batch-equivalent --allow-unverified --exclude-recipe fp8-fused",
+    "recommend-lora": "recommend --workload hf-lora:llama-3.1-8b --tokens 50M --sequence-length 4096"
+    " --prices-as-of 2026-11-21",
     "recommend-deadline": "recommend --workload vit-huge --samples 100M --deadline 48h"
     " --prices-as-of 2026-11-21",
     "dry-run": "submit --instance p5.48xlarge --dry-run",
@@ -84,7 +87,7 @@ UP_TO_120 = (
 )
 MAX_LINES = 40
 #: Details that were asked for.
-LONG = ("compare-all", "recommend-deadline", "recipes", "help", "submit-help", "runs-show")
+LONG = ("compare-all", "recommend-deadline", "recommend-lora", "recipes", "help", "submit-help", "runs-show")
 #: Which decides how old prices are.
 NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
@@ -154,6 +157,7 @@ def screens(name: str) -> dict[int, str]:
         Path(os.environ["FASTLAUNCH_CONFIG"]).write_text(CONFIG, encoding="utf-8")
     home = load_settings().home
     home.mkdir(parents=True, exist_ok=True)
+    (home / "model-sizes.json").write_text(json.dumps({"hf-lora:llama-3.1-8b": LLAMA_8B}), encoding="utf-8")
     with Ledger(home / LEDGER_NAME, clock=lambda: NOW, randomness=random.Random(0)) as ledger:
         fill(ledger, name)
     found = {}

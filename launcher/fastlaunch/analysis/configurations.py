@@ -7,10 +7,18 @@ holds it.
 import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import at_end
+from fastlaunch.analysis.memory import (
+    SHARDED_GPUS,
+    USABLE_MEMORY,
+    Memory,
+    memory_line,
+    memory_of,
+    peaks_by_batch,
+)
 from fastlaunch.analysis.pooling import STEP, data_of, samples_per_step
 from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import (
@@ -19,6 +27,7 @@ from fastlaunch.analysis.rate import (
     Rate,
     Subject,
     gpu_of,
+    in_one_part,
     label_of,
     precision_of,
     undivided_of,
@@ -27,9 +36,9 @@ from fastlaunch.analysis.target import LOSS, Target, to_target
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.summary import USABLE_MEMORY, Setup, memory_line, peaks_by_batch
+from fastlaunch.measure.summary import Setup
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.recipes.recipes import RECIPES, in_parts
+from fastlaunch_train.recipes.recipes import RECIPES, in_parts, resolve_recipe
 from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 
@@ -74,6 +83,8 @@ class LeftOut:
     instance: str | None  # None for all of them
     recipe: str | None
     reason: str
+    # Options of `submit` with which the training fits in the GPU's memory; None unless that is the reason.
+    fits: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +117,10 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
     return {row: number / of_reference for row, number in samples.items()} if of_reference else {}
 
 
+#: The most options to name in a hint.
+_MOST_NAMED = 3
+#: The least tokens of a sample to propose.
+_SHORTEST = 512
 #: A query, the factor of its samples, and the assumption behind that.
 _Candidate = tuple[Query, float, str | None]
 
@@ -228,56 +243,195 @@ class RecipeFacts:
     # GPU memory: a fixed part, and a part per sample of a micro-batch; None if unknown.
     fixed_gib: float = 0.0
     gib_per_sample: float | None = None
+    memory: Memory | None = None  # as reckoned, if no run has a peak
     failure: str | None = None  # the check that its rows failed
+
+    def on(self, subject: Subject, num_gpus: int) -> "RecipeFacts":
+        """Return the facts for so many GPUs, which may share what is held."""
+        if self.memory is None:
+            return self
+        fixed, per_sample = self.memory.line(subject.sequence_length or 0, num_gpus)
+        return replace(self, fixed_gib=fixed, gib_per_sample=per_sample)
 
 
 def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> list[RecipeFacts]:
-    """Return the facts of each measured recipe, or of plain bf16 if none was measured."""
+    """Return the facts of each measured recipe and of those to weigh without, or else of plain bf16."""
     by_recipe: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row.speed.samples_per_s is not None and gpu_of(row.setup, catalogue) is not None:
             by_recipe[undivided_of(row.setup)].append(row)
-    if not by_recipe:
-        batches = (subject.info.batch_size,) if subject.info else ()
-        return [RecipeFacts(recipe=RECIPES["bf16"], precision="bf16", batches=batches)]
     facts = []
     for label, of_recipe in by_recipe.items():
         known = of_recipe[0].setup.known_recipe
-        fixed, per_sample = _memory_of(of_recipe, subject.params, catalogue)
+        recipe = (known and in_parts(known, 1)) or label
+        memory = _reckoned(recipe, subject)
+        fixed, per_sample = _memory_of(of_recipe, subject, memory, catalogue)
         facts.append(
             RecipeFacts(
-                recipe=(known and in_parts(known, 1)) or label,
+                recipe=recipe,
                 precision=precision_of(of_recipe[0].setup),
                 batches=tuple(sorted({b for row in of_recipe if (b := row.setup.batch_size_per_gpu)})),
                 fixed_gib=fixed,
                 gib_per_sample=per_sample,
+                memory=memory if per_sample is None else None,
                 failure=next((row.validity.failures[0] for row in of_recipe if row.is_barred), None),
             )
         )
+    if by_recipe and not subject.recipes:
+        return facts
+    facts += [
+        _unmeasured(recipe, subject)
+        for recipe in subject.recipes or (RECIPES["bf16"],)
+        if recipe.label not in by_recipe
+    ]
     return facts
 
 
+def _unmeasured(recipe: Recipe, subject: Subject) -> RecipeFacts:
+    return RecipeFacts(
+        recipe=recipe,
+        precision=recipe.precision,
+        batches=(subject.info.batch_size,) if subject.info else (),
+        memory=_reckoned(recipe, subject),
+    )
+
+
+def _reckoned(recipe: Recipe | str, subject: Subject) -> Memory | None:
+    if isinstance(recipe, str) or subject.size is None or not subject.recipes:
+        return None
+    return memory_of(subject.size, recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """The memory of a recipe with one sample on a GPU, in GiB, as reckoned."""
+
+    recipe: str
+    num_gpus: int  # that share what is held
+    weights_gib: float  # frozen
+    trained_gib: float  # parameters, gradients, and the optimizer's moments
+    activations_gib: float
+    logits_gib: float
+    total_gib: float
+    too_small: tuple[str, ...]  # GPUs
+
+
+def memory_needs(
+    subject: Subject, instances: Sequence[InstanceType], catalogue: Catalogue
+) -> list[MemoryNeed]:
+    """Return the memory of the workload's recipes, with and without activation checkpointing."""
+    gpus = {
+        accelerator.name: accelerator
+        for instance in instances
+        if (accelerator := catalogue.accelerators[instance.accelerator]).compute_capability
+    }
+    needs = []
+    for recipe in _variants(subject):
+        memory = memory_of(subject.size, recipe) if subject.size else None
+        assert memory is not None
+        num_gpus = SHARDED_GPUS if memory.is_sharded else 1
+        fixed, per_sample = memory.line(subject.sequence_length or 0, num_gpus)
+        total = fixed + per_sample
+        tokens_per_gib = (subject.sequence_length or 0) / 2**30
+        needs.append(
+            MemoryNeed(
+                recipe=recipe.label,
+                num_gpus=num_gpus,
+                weights_gib=memory.weights / num_gpus / 2**30,
+                trained_gib=memory.states / num_gpus / 2**30,
+                activations_gib=memory.activations * tokens_per_gib,
+                logits_gib=memory.logits * tokens_per_gib,
+                total_gib=total,
+                too_small=tuple(
+                    sorted(
+                        name
+                        for name, gpu in gpus.items()
+                        if runs_on(recipe, gpu) and total > USABLE_MEMORY * gpu.memory_gib
+                    )
+                ),
+            )
+        )
+    return needs
+
+
+def _variants(subject: Subject) -> Iterator[Recipe]:
+    """Yield the workload's recipes, each also with activation checkpointing."""
+    for recipe in subject.recipes:
+        yield recipe
+        yield resolve_recipe(recipe.name, ["activation_checkpointing=block"])
+
+
+def runs_on(recipe: Recipe, accelerator: Accelerator) -> bool:
+    return _lacking(recipe, accelerator) is None
+
+
+def _lacking(recipe: Recipe | str, accelerator: Accelerator) -> str | None:
+    """Return what the GPU lacks for the recipe. For a script's variant the predictor checks its formats."""
+    if isinstance(recipe, str) or accelerator.compute_capability is None:
+        return None
+    capability = parse_version(accelerator.compute_capability)
+    return missing_part(recipe, Capabilities(compute_capability=capability, gpu=accelerator.name))
+
+
+def what_fits(
+    subject: Subject, recipe: Recipe | str, accelerator: Accelerator, num_gpus: int
+) -> tuple[str, ...] | None:
+    """Return options of `submit` with which one sample on each GPU fits; None if that is not reckoned.
+
+    They are activation checkpointing or a shorter sequence with the recipe itself, then other recipes.
+    """
+    size, tokens = subject.size, subject.sequence_length
+    if size is None or tokens is None or not subject.recipes:
+        return None
+
+    own_name = recipe.name if isinstance(recipe, Recipe) else None
+
+    def fits(recipe: Recipe, tokens: int) -> bool:
+        need_gib = sum(memory_of(size, recipe).line(tokens, num_gpus))
+        return runs_on(recipe, accelerator) and need_gib <= USABLE_MEMORY * accelerator.memory_gib
+
+    options_of: dict[str, str] = {}
+    for variant in sorted(_variants(subject), key=lambda variant: variant.name != own_name):
+        if fits(variant, tokens):
+            overrides = "".join(f" --set {field}={text}" for field, text in variant.overrides)
+            options_of.setdefault(variant.name, f"--recipe {variant.name}{overrides}")
+    lengths = (tokens // 2**halvings for halvings in range(1, tokens.bit_length()))
+    shorter = next(
+        (
+            length
+            for length in lengths
+            if length >= _SHORTEST and isinstance(recipe, Recipe) and fits(recipe, length)
+        ),
+        None,
+    )
+    by_length = [f"--sequence-length {shorter}"] if shorter else []
+    by_own = [options for name, options in options_of.items() if name == own_name]
+    return (*by_own, *by_length, *(options for name, options in options_of.items() if name != own_name))
+
+
 def _memory_of(
-    rows: Sequence[Row], num_parameters: float | None, catalogue: Catalogue
+    rows: Sequence[Row], subject: Subject, memory: Memory | None, catalogue: Catalogue
 ) -> tuple[float, float | None]:
     """Return fixed GiB, and GiB per sample, by the rows' peaks; see `memory_line`.
 
-    Without a recorded peak, use the GPU's whole memory.
+    Without a recorded peak the memory is as reckoned, if it is, or the GPU's whole memory.
     """
+    rows = [row for row in rows if memory is None or row.setup.sequence_length == subject.sequence_length]
     peaks = peaks_by_batch((row.setup.micro_batch, row.overhead.peak_memory_gib) for row in rows)
-    if not peaks:
+    if not peaks and memory is None:
         for row in rows:
             batch = row.setup.micro_batch
             accelerator = accelerator_of(row.setup, catalogue)
             if batch and accelerator:
                 peaks[batch] = accelerator.memory_gib
-    return memory_line(peaks, num_parameters) if peaks else (0.0, None)
+    return memory_line(peaks, subject.params, memory) if peaks else (0.0, None)
 
 
-def _is_of_several_gpus(recipe: Recipe | str) -> bool:
-    """Return whether the recipe names how several GPUs exchange gradients, which one GPU does not do."""
-    fields = {"ddp_bucket_mb", "overlap_comm", "wire_dtype"}
-    return isinstance(recipe, Recipe) and not fields.isdisjoint(dict(recipe.overrides))
+def _is_of_several_gpus(facts: RecipeFacts) -> bool:
+    """Return whether the recipe names what several GPUs exchange or share, which one GPU does not do."""
+    fields, recipe = {"ddp_bucket_mb", "overlap_comm", "wire_dtype"}, facts.recipe
+    is_shared = facts.memory is not None and facts.memory.is_sharded
+    return is_shared or (isinstance(recipe, Recipe) and not fields.isdisjoint(dict(recipe.overrides)))
 
 
 def _queries(
@@ -288,8 +442,10 @@ def _queries(
     scope: Scope,
     left_out: list[LeftOut],
 ) -> Iterator[Query]:
-    def leave(instance: str | None, recipe: str | None, reason: str) -> None:
-        left_out.append(LeftOut(instance=instance, recipe=recipe, reason=reason))
+    def leave(
+        instance: str | None, recipe: str | None, reason: str, fits: tuple[str, ...] | None = None
+    ) -> None:
+        left_out.append(LeftOut(instance=instance, recipe=recipe, reason=reason, fits=fits))
 
     usable = []
     for recipe_facts in facts:
@@ -308,19 +464,17 @@ def _queries(
         if most_nodes > 1 and not instance.num_efa_interfaces:
             leave(name, None, "several nodes need EFA, which it does not have")
             most_nodes = 1
-        gpu = Capabilities(
-            compute_capability=parse_version(accelerator.compute_capability), gpu=accelerator.name
-        )
-        for recipe_facts in usable:
+        for facts_of_recipe in usable:
+            recipe_facts = facts_of_recipe
             label = label_of(recipe_facts.recipe)
-            # For a script's variant, the predictor checks the GPU's formats.
-            if lacking := isinstance(recipe_facts.recipe, Recipe) and missing_part(recipe_facts.recipe, gpu):
+            if lacking := _lacking(recipe_facts.recipe, accelerator):
                 leave(name, label, lacking)
                 continue
             for num_nodes in range(1, most_nodes + 1):
                 num_gpus = num_nodes * instance.num_accelerators
-                if num_gpus == 1 and _is_of_several_gpus(recipe_facts.recipe):
+                if num_gpus == 1 and _is_of_several_gpus(recipe_facts):
                     continue
+                recipe_facts = facts_of_recipe.on(subject, num_gpus)
                 for batch in _batches(subject, recipe_facts, num_gpus, scope):
                     part = largest_part(batch, recipe_facts, accelerator, is_script=subject.info is None)
                     if not part:
@@ -330,6 +484,7 @@ def _queries(
                             label,
                             f"does not fit in memory: one sample needs {need_gib:.3g} GiB, and"
                             f" {USABLE_MEMORY * accelerator.memory_gib:.3g} can be used",
+                            what_fits(subject, recipe_facts.recipe, accelerator, num_gpus),
                         )
                         continue
                     recipe = _in_parts(recipe_facts.recipe, batch // part)
@@ -383,6 +538,8 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     rows: the workload's. Raises UserError if the peaks of the recipe's rows show that it does not fit.
     """
     batch_size, part = query.batch_size_per_gpu, query.micro_batch
+    if subject.recipes and batch_size is None:
+        batch_size = part = 1  # the least that a search for a batch tries
     if batch_size is None or part is None:
         return None
     accelerator = catalogue.accelerators[query.instance.accelerator]
@@ -392,9 +549,16 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
         for row in alike
     ):
         return None
-    facts = facts_of(alike, subject, catalogue)[0]
+    known = facts_of(alike, subject, catalogue)
+    facts = next((facts for facts in known if label_of(facts.recipe) == query.undivided), None)
+    whole = in_one_part(query.recipe)
+    if facts is None and isinstance(whole, Recipe):
+        facts = _unmeasured(whole, subject)
     has_peak = any(row.overhead.peak_memory_gib is not None for row in alike)
-    if facts.gib_per_sample is None or not has_peak:
+    if facts is not None:
+        has_peak = has_peak or facts.memory is not None
+        facts = facts.on(subject, query.num_gpus)
+    if facts is None or facts.gib_per_sample is None or not has_peak:
         return f"it is not known whether a batch of {batch_size} per GPU fits in its memory"
     is_script = subject.info is None
     largest = largest_part(part, facts, accelerator, is_script=is_script)
@@ -403,7 +567,10 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     room_gib = USABLE_MEMORY * accelerator.memory_gib
     most = query.num_parts * int((room_gib - facts.fixed_gib) / facts.gib_per_sample)
     fits = _fitting_batch(query.recipe, most)
-    if fits is None:
+    options = what_fits(subject, query.recipe, accelerator, query.num_gpus)
+    if fits is None and options:
+        hint = f"give one of `{'`, `'.join(options[:_MOST_NAMED])}`, or take GPUs with more memory"
+    elif fits is None:
         hint = "take an instance type whose GPUs have more memory"
     elif is_script:
         hint = f"give --batch-size {fits} or less"

@@ -7,7 +7,10 @@ keys and values may have fewer features than queries.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+from fastlaunch_train.recipes.recipe import Recipe
 
 _GIB = 2**30
 #: What a block keeps of a token, in bf16 numbers: multiples of the width, of the features of keys and values,
@@ -27,15 +30,23 @@ _KEPT = {
     (False, False, True): (8, 1, 3),
     (False, True, True): (10, 1, 3),
 }
-#: Bytes of a logit: in bf16, in fp32, its log softmax, and the gradients in fp32 and bf16.
-_BYTES_PER_LOGIT = 2 + 4 + 4 + 4 + 2
+#: Bytes of a logit: in bf16, in fp32, its log softmax, and the gradients in fp32 and bf16. Compiled, the loss
+#: holds logits and gradients in bf16 alone; Liger's holds neither.
+_BYTES_PER_LOGIT, _COMPILED_BYTES_PER_LOGIT = 2 + 4 + 4 + 4 + 2, 2 + 2
 #: Bytes of a trained parameter with its gradient and AdamW's two moments. The cast of fp32 weights to bf16,
 #: which autocast keeps for the step, comes on top.
 _BYTES_PER_TRAINED = {"fp32": 4 + 4 + 8, "bf16-master": 2 + 2 + 4 + 8, "bf16": 2 + 2 + 4}
-_AUTOCAST_BYTES = 2
-#: Bytes of a frozen weight of a linear layer; embeddings and the head stay in bf16. NF4 has 4 bits, and of 64
-#: weights a scale of 8 bits and of 16,384 one of 32: Dettmers et al. 2023, "QLoRA", section 3.
-_BYTES_PER_FROZEN = {"bf16": 2.0, "fp8": 1.0, "nf4": 0.52}
+#: Bytes of a frozen weight of a block's linear layer. NF4 has 4 bits, and for 64 weights a scale of 8 bits,
+#: and for 16,384 one of 32: Dettmers et al. 2023, "QLoRA", section 3.
+_BYTES_PER_FROZEN = {"fp8": 1.0, "nf4": 0.52}
+#: The recipes of fine-tuning, by the workload's prefix, whose memory is shown and of which those that fit are
+#: proposed.
+FINE_TUNING = {
+    "hf-lora:": ("bf16", "compile", "liger", "fp8-frozen", "nf4"),
+    "hf-sft:": ("bf16", "compile", "liger", "fsdp2"),
+}
+#: The GPUs that share a sharded training, for the memory that is shown of it.
+SHARDED_GPUS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +65,7 @@ class ModelSize:
 
     @property
     def has_layers(self) -> bool:
-        """Return whether it is a decoder of known layers, of which `memory_of` knows the memory."""
+        """Return whether it is of known layers, so that `memory_of` knows its memory."""
         return None not in vars(self).values()
 
     @property
@@ -78,54 +89,82 @@ class Memory:
 
     weights: float  # frozen
     states: float  # trained parameters, their gradients, and the optimizer's moments
-    working: float  # one layer's, unpacked or gathered
-    activations: float  # a token's, of all layers
-    block: float  # a token's, of one block that is computed again
-    logits: float  # a token's
-    is_sharded: bool = False
+    working: float  # casts, and what is unpacked or gathered for one layer
+    activations: float  # of a token in all layers
+    recomputed: float  # of a token in one block that is computed again
+    logits: float  # of a token
+    is_sharded: bool
 
     def line(self, tokens: int, num_gpus: int) -> tuple[float, float]:
         """Return the fixed GiB on each of the GPUs, and the GiB per sample of so many tokens."""
         held = (self.weights + self.states) / (num_gpus if self.is_sharded else 1)
-        # The block is computed again when the logits are gone.
-        per_token = self.activations + max(self.block, self.logits)
+        # A block is computed again when the logits are gone.
+        per_token = self.activations + max(self.recomputed, self.logits)
         return (held + self.working) / _GIB, per_token * tokens / _GIB
 
 
-def memory_of(
-    size: ModelSize,
-    *,
-    frozen: str = "bf16",
-    is_fused: bool = False,
-    compiles: bool = False,
-    checkpoints: bool = False,
-    parameter_dtype: str = "fp32",
-    is_sharded: bool = False,
-) -> Memory:
-    """Return the memory of a training of the model, which has layers.
-
-    frozen: the format of frozen weights. is_fused: norms, MLP and loss by fused kernels: the loss never holds
-    the logits. checkpoints: only the inputs of blocks are kept.
-    """
+def memory_of(size: ModelSize, recipe: Recipe) -> Memory:
+    """Return the memory of a training of the model, which has layers, with AdamW."""
     width, mlp_width, num_layers = size.width or 0, size.mlp_width or 0, size.num_layers or 0
-    kv_features, trained = size.num_kv_features or 0, size.num_trained or 0
-    factors = _KEPT[size.has_adapters, is_fused, compiles]
-    block = 2.0 * sum(map(math.prod, zip(factors, (width, kv_features, mlp_width), strict=True)))
-    linear = num_layers * (width * (2 * width + kv_features) + 3 * width * mlp_width)
-    held = size.num_parameters - trained
-    packed = min(held, linear) if size.has_adapters else 0
-    states, working = trained * _BYTES_PER_TRAINED[parameter_dtype], 0
-    if is_sharded or frozen == "nf4":
-        working = 2 * (linear // (num_layers or 1) if is_sharded else width * mlp_width)
-    elif not size.has_adapters and parameter_dtype == "fp32":
-        working = _AUTOCAST_BYTES * trained
-    stream = 2.0 if size.has_adapters or parameter_dtype != "fp32" else 4.0
+    kv_features, num_trained = size.num_kv_features or 0, size.num_trained or 0
+    is_fused, compiles = recipe.kernels == "liger", recipe.compile_mode != "none"
+    number = 4.0 if recipe.precision in ("fp32", "tf32") else 2.0
+    features = zip(_KEPT[size.has_adapters, is_fused, compiles], (width, kv_features, mlp_width), strict=True)
+    block = number * sum(map(math.prod, features))
+    layer = width * (2 * width + kv_features) + 3 * width * mlp_width
+    num_frozen = size.num_parameters - num_trained
+    num_packed = min(num_frozen, num_layers * layer) if recipe.frozen_weights != "native" else 0
+    is_sharded = recipe.parallelism == "fsdp2"
+    working = 0.0
+    if is_sharded:
+        # FSDP2 gathers the next block beside the current one.
+        working = 2 * number * layer
+    elif recipe.frozen_weights == "nf4":
+        working = number * width * mlp_width
+    elif not size.has_adapters and recipe.parameter_dtype == "fp32":
+        working = number * num_trained
+    checkpoints = recipe.activation_checkpointing == "block"
+    stream = number if size.has_adapters or recipe.parameter_dtype != "fp32" else 4.0
+    per_logit = _COMPILED_BYTES_PER_LOGIT if compiles else _BYTES_PER_LOGIT
     return Memory(
-        weights=packed * _BYTES_PER_FROZEN[frozen] + 2 * (held - packed),
-        states=states,
+        weights=num_packed * _BYTES_PER_FROZEN.get(recipe.frozen_weights, number)
+        + number * (num_frozen - num_packed),
+        states=num_trained * _BYTES_PER_TRAINED[recipe.parameter_dtype],
         working=working,
         activations=num_layers * (width * stream if checkpoints else block),
-        block=block if checkpoints else 0.0,
-        logits=0.0 if is_fused else float(_BYTES_PER_LOGIT * (size.vocabulary or 0)),
+        recomputed=block if checkpoints else 0.0,
+        logits=0.0 if is_fused else float(per_logit * (size.vocabulary or 0)),
         is_sharded=is_sharded,
     )
+
+
+#: The share of the GPU's memory that a step may take; CUDA's context and fragments take the rest.
+USABLE_MEMORY = 0.92
+#: Weights, gradients and an optimizer's momentum in fp32.
+_BYTES_PER_WEIGHT = 12
+
+
+def peaks_by_batch(runs: Iterable[tuple[int | None, float | None]]) -> dict[int, float]:
+    """Return the largest peak in GiB by batch size per GPU, where a run has both."""
+    peaks: dict[int, float] = {}
+    for batch, peak_gib in runs:
+        if batch and peak_gib is not None:
+            peaks[batch] = max(peak_gib, peaks.get(batch, 0.0))
+    return peaks
+
+
+def memory_line(
+    peaks_gib: Mapping[int, float], num_parameters: float | None, memory: Memory | None = None
+) -> tuple[float, float]:
+    """Return the fixed GiB, and the GiB per sample of a GPU's batch.
+
+    peaks_gib: by batch size per GPU. Two batches give a line. With one, the fixed part is `memory`'s, or else
+    that of parameters, gradients and momentum; num_parameters: None if unknown.
+    """
+    least, most = min(peaks_gib), max(peaks_gib)
+    if most > least and peaks_gib[most] > peaks_gib[least]:
+        slope = (peaks_gib[most] - peaks_gib[least]) / (most - least)
+        return max(0.0, peaks_gib[least] - slope * least), slope
+    fixed_gib = _BYTES_PER_WEIGHT * (num_parameters or 0.0) / _GIB if memory is None else memory.line(1, 1)[0]
+    fixed_gib = min(fixed_gib, 0.9 * peaks_gib[most])
+    return fixed_gib, (peaks_gib[most] - fixed_gib) / most

@@ -380,7 +380,7 @@ class Predictor:
 
 def _over_pcie(config: Config) -> bool:
     """Return whether several GPUs exchange gradients of known size without NVLink or a similar link."""
-    is_known = config.params is not None and config.log_batch is not None
+    is_known = config.exchanged_params is not None and config.log_batch is not None
     return is_known and config.num_gpus > 1 and config.gpu is not None and not config.gpu.linked
 
 
@@ -410,8 +410,8 @@ def _units_per_step(config: Config) -> float:
 
 
 def _exchange_s(config: Config) -> float:
-    assert config.gpu is not None and config.params is not None
-    sent_bytes = 2 * (config.num_gpus - 1) / config.num_gpus * 4 * config.params
+    assert config.gpu is not None and config.exchanged_params is not None
+    sent_bytes = 2 * (config.num_gpus - 1) / config.num_gpus * 4 * config.exchanged_params
     return sent_bytes / _PCIE_BYTES_PER_S.get(config.gpu.generation, _USUAL_PCIE_BYTES_PER_S)
 
 
@@ -595,7 +595,7 @@ def _likeness(configs: Sequence[Config], log_flops: Array) -> Array:
     counts /= np.sqrt(counts.sum(axis=1, keepdims=True))
     size = np.array([c.log_flops is not None for c in configs])
     near = np.exp(-0.5 * ((log_flops[:, None] - log_flops[None, :]) / 1.5) ** 2)
-    tasks = np.array([c.task for c in configs])
+    tasks = np.array(["frozen" if c.is_frozen else c.task for c in configs])
     task = np.where(tasks[:, None] == tasks[None, :], 1.0, 0.4)
     return np.asarray((0.2 + 0.8 * (counts @ counts.T)) * near * task * np.equal.outer(size, size))
 

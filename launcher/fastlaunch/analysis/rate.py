@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, Anchor, Config, config_of
+from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, OWN_SOURCE, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE
-from fastlaunch.analysis.memory import ModelSize
+from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
 from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.pricing import accelerator_of, scaled
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, identify
@@ -25,7 +25,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval, Setup
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.recipes.recipes import in_parts
+from fastlaunch_train.recipes.recipes import RECIPES, in_parts
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 if TYPE_CHECKING:
@@ -250,6 +250,19 @@ class Subject:
     flops_per_sample: float | None
     task: str
     has_rows: bool  # measured on some GPU
+    size: ModelSize | None = None
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipes that are weighed without a measurement; none unless their memory is known."""
+        if self.size is None or not self.size.has_layers:
+            return ()
+        return tuple(
+            RECIPES[name]
+            for prefix, names in FINE_TUNING.items()
+            for name in names
+            if self.workload.startswith(prefix)
+        )
 
     @property
     def tokens_per_sample(self) -> float | None:
@@ -261,9 +274,12 @@ class Subject:
         recipe: its label, undivided. place: arguments of `config_of`.
         """
         return config_of(
-            model=f"{self.workload} {recipe}" if self.has_rows else _published_name(self.workload),
+            model=f"{self.workload} {recipe}"
+            if self.has_rows or self.recipes
+            else _published_name(self.workload),
             unit=self.unit,
             params=self.params,
+            trained_params=self.size.num_trained if self.size and self.size.has_adapters else None,
             flops=self.flops_per_sample,
             sequence=sequence_length,
             task=self.task,
@@ -321,9 +337,17 @@ def subject_of(
         sequence_length=length,
         params=params,
         flops_per_sample=flops,
-        task={"images": "image classification (synthetic)", "tokens": "causal-LM pretrain"}.get(unit, ""),
+        task="SFT Performance"
+        if workload.startswith("hf-sft:")
+        else {"images": "image classification (synthetic)", "tokens": "causal-LM pretrain"}.get(unit, ""),
         has_rows=bool(on_gpu),
+        size=size,
     )
+
+
+def _is_nf4(model: str) -> bool:
+    """Return whether frozen weights are in 4 bits. model: a workload and a recipe's label."""
+    return bool(re.search(r" nf4\b|frozen_weights=nf4", model))
 
 
 def _published_name(workload: str) -> str:
@@ -348,8 +372,58 @@ def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
             others.append(anchor)
     if subject.params is not None:
         log_params = math.log(subject.params)
-        others.sort(key=lambda anchor: abs(math.log(anchor.config.params or 1.0) - log_params))
+        is_frozen = bool(subject.size and subject.size.has_adapters)
+        others.sort(
+            key=lambda anchor: (
+                anchor.config.is_frozen != is_frozen,
+                abs(math.log(anchor.config.params or 1.0) - log_params),
+            )
+        )
     return [*kept, *others[:_NEAREST]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedSpeed:
+    """Someone else's speed of fine-tuning a model alike, of a GPU, and what it is at the workload's FLOPs."""
+
+    gpu: str
+    model: str
+    precision: str
+    num_gpus: int
+    source: str
+    tokens_per_s: float
+    tokens_per_s_by_flops: float
+
+
+def published_speeds(published: Sequence[Anchor], subject: Subject) -> list[PublishedSpeed]:
+    """Return for each GPU the figure of the same kind of fine-tuning whose model is nearest in FLOPs."""
+    if not subject.recipes:
+        return []
+    like = subject.config(
+        "", precision="bf16", gpu="H100", num_gpus=1, sequence_length=subject.sequence_length
+    )
+    nearest: dict[str, tuple[float, float, PublishedSpeed]] = {}
+    for anchor in published:
+        config, log_flops = anchor.config, anchor.config.log_flops
+        is_alike = config.is_frozen if like.is_frozen else config.task == like.task
+        if not is_alike or config.unit != "tokens" or not config.source or log_flops is None:
+            continue
+        if config.source == OWN_SOURCE or like.log_flops is None:
+            continue
+        per_gpu = anchor.per_s / config.num_gpus
+        speed = PublishedSpeed(
+            gpu=config.gpu_name,
+            model=config.model,
+            precision=config.precision,
+            num_gpus=round(config.num_gpus),
+            source=config.source,
+            tokens_per_s=per_gpu,
+            tokens_per_s_by_flops=per_gpu * math.exp(log_flops - like.log_flops),
+        )
+        key = abs(log_flops - like.log_flops), -per_gpu
+        if config.gpu_name not in nearest or key < nearest[config.gpu_name][:2]:
+            nearest[config.gpu_name] = (*key, speed)
+    return [speed for _, _, speed in nearest.values()]
 
 
 #: The key of configurations with one speed: accelerator, recipe, micro-batch, nodes, GPUs.
@@ -526,6 +600,9 @@ class Finder:
             if not isinstance(answer, Prediction):
                 rates.append(answer)
                 continue
+            if _is_nf4(config.model) and not any(_is_nf4(anchor.config.model) for anchor in anchors):
+                rates.append("no run with frozen weights in 4 bits shows how long it takes to unpack them")
+                continue
             num_rows = num_rows_of[config.model]
             low, high = (end / subject.units_per_sample for end in (answer.low, answer.high))
             rates.append(
@@ -606,7 +683,8 @@ class Finder:
         limits = [self._ceiling(query) * query.num_gpus]
         if query.num_nodes > 1 and subject.params is not None and query.global_batch:
             # The nodes exchange fp32 gradients.
-            sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * subject.params
+            trained = subject.size.num_trained if subject.size else None
+            sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * (trained or subject.params)
             limits.append(query.global_batch * query.instance.network_gbps / 8 * 1e9 / sent_bytes)
         return min(limits, default=math.inf)
 

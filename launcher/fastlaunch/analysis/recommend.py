@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch.analysis.configurations import Configuration, LeftOut
+from fastlaunch.analysis.configurations import Configuration, LeftOut, MemoryNeed
 from fastlaunch.analysis.cost import (
     SPOT,
     Assumptions,
@@ -25,7 +25,7 @@ from fastlaunch.analysis.cost import (
     training_of,
 )
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
-from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, Rate
+from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate
 from fastlaunch.analysis.spot import forecast_spot, steps_between
 from fastlaunch.analysis.suggest import Place, rented, submit_command
 from fastlaunch.core.errors import UserError
@@ -155,6 +155,8 @@ class Recommendation:
     experiment: Experiment | None
     command: str | None  # to train the pick
     warnings: tuple[str, ...] = ()
+    memory: tuple[MemoryNeed, ...] = ()  # of the workload's recipes, if it can be reckoned
+    published: tuple[PublishedSpeed, ...] = ()  # of like fine-tuning, by GPU
 
 
 @dataclass(frozen=True, kw_only=True)

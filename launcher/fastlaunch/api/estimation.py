@@ -148,8 +148,9 @@ def estimate(
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.lifecycle.evidence import known_rows
+    from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipe import Recipe
-    from fastlaunch_train.recipes.recipes import recipe_of
+    from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
     context = context or default_context()
     unit, length = length_of(samples=samples, epochs=epochs, tokens=tokens, target=target)
@@ -176,28 +177,41 @@ def estimate(
         catalogue,
         with_shared=with_shared,
         judges=False,
+        counts=True,
         sequence_length=sequence_length,
     )
     for warning in known.warnings:
         context.report(as_warning(warning))
     typed_recipe = recipe and (recipe_of(recipe) or recipe)
-    row = _most_like(known, typed_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
-    _check_gpu(row, kind, catalogue)
-    subject = known.subject(row.setup)
+    row = _row(known, typed_recipe, kind, num_nodes=num_nodes, batch_size=batch_size)
+    setup = row.setup if row else None
+    subject = known.subject(setup)
+    used: Recipe | str = RECIPES[DEFAULT_RECIPE]
+    if isinstance(typed_recipe, Recipe) and not (setup and setup.is_script):
+        used = typed_recipe
+    elif setup:
+        used = setup.known_recipe or setup.recipe
+    _check_gpu(setup.known_recipe if setup else used, workload, kind, catalogue)
     query = Query(
         instance=kind,
         num_nodes=num_nodes,
-        recipe=typed_recipe
-        if isinstance(typed_recipe, Recipe) and not row.setup.is_script
-        else row.setup.known_recipe or row.setup.recipe,
+        recipe=used,
         batch_size_per_gpu=batch_size,
-        precision=precision_of(row.setup),
+        precision=precision_of(setup) if setup else getattr(used, "precision", ""),
         sequence_length=subject.sequence_length,
     )
-    if batch_size is None and row.setup.micro_batch is not None:
-        # Keep the micro-batch size of the row.
-        query = replace(query, batch_size_per_gpu=row.setup.micro_batch * query.num_parts)
-    count = _samples(context, unit, length, known, row, query)
+    # Keep the micro-batch size of the row.
+    micro_batch = setup.micro_batch if setup else subject.info.batch_size if subject.info else None
+    if batch_size is None and micro_batch is not None:
+        query = replace(query, batch_size_per_gpu=micro_batch * query.num_parts)
+    if row is not None:
+        count = _samples(context, unit, length, known, row, query)
+    elif unit == "samples" or (unit == "tokens" and subject.tokens_per_sample):
+        count = Interval(
+            value=float(length) / (subject.tokens_per_sample or 1.0 if unit == "tokens" else 1.0)
+        )
+    else:
+        raise UserError(f"no run of {workload} shows how many samples {unit} takes", "give --samples")
     unknown = check_memory(query, known.rows, subject, catalogue)
     scaling = assumptions.scaling if "scaling" in assumptions.given else None
     rate = known.finder(subject, scaling=scaling).rate(query)
@@ -224,7 +238,7 @@ def estimate(
         rate=rate,
         sequence_length=subject.sequence_length,
         samples=count,
-        sample_unit=unit_of(row),
+        sample_unit=unit_of(row) if row else subject.info.sample_unit if subject.info else "samples",
         cost=cost,
         price=price,
         paid_usd_per_hour=bought.paid_usd_per_hour,
@@ -265,15 +279,17 @@ def check_above_zero(**counts: int | None) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {count}", "give 1 or more")
 
 
-def _check_gpu(row: "Row", instance: "InstanceType", catalogue: Catalogue) -> None:
-    """Raise UserError if the row's recipe, one of ours, does not run on the instance type's GPUs."""
+def _check_gpu(
+    recipe: "Recipe | str | None", workload: str, instance: "InstanceType", catalogue: Catalogue
+) -> None:
+    """Raise UserError if the recipe, if it is one of ours, does not run on the instance type's GPUs."""
     from fastlaunch.jobs.variants import gpu_problem
+    from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
-    recipe = row.setup.known_recipe
     with suppress(WorkloadError):  # a script
-        if recipe and (
-            problem := gpu_problem(instance, recipe, workload_info(row.setup.workload), catalogue)
+        if isinstance(recipe, Recipe) and (
+            problem := gpu_problem(instance, recipe, workload_info(workload), catalogue)
         ):
             raise problem
 
@@ -341,6 +357,23 @@ def _price(
             f"type: {UPDATE_COMMAND} --region {offer.region}; or give --usd-per-hour",
         )
     return price
+
+
+def _row(
+    known: "Known",
+    recipe: "Recipe | str | None",
+    instance: "InstanceType",
+    *,
+    num_nodes: int,
+    batch_size: int | None,
+) -> "Row | None":
+    """Return the row of `_most_like`; None without any if the model's size is enough for a prediction."""
+    try:
+        return _most_like(known, recipe, instance, num_nodes=num_nodes, batch_size=batch_size)
+    except UserError:
+        if known.size is None or isinstance(recipe, str):
+            raise
+        return None
 
 
 def _most_like(

@@ -106,8 +106,9 @@ def recommend(
 
     Raises UserError for invalid options, and UnknownName for an unknown workload.
     """
-    from fastlaunch.analysis.configurations import Scope
-    from fastlaunch.analysis.rate import Origin
+    from fastlaunch.analysis.anchors import published_anchors
+    from fastlaunch.analysis.configurations import Scope, memory_needs
+    from fastlaunch.analysis.rate import Origin, published_speeds
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
     from fastlaunch.lifecycle.evidence import known_rows
@@ -227,6 +228,13 @@ def recommend(
         left_out=[*left_out, *unsold],
         warnings=[*dict.fromkeys(warnings)],
     )
+    if subject is not None and subject.recipes:
+        types = {purchase.price.instance: catalogue.instances[purchase.price.instance] for purchase in bought}
+        result = replace(
+            result,
+            memory=tuple(memory_needs(subject, [*types.values()], catalogue)),
+            published=tuple(published_speeds(published_anchors(), subject)),
+        )
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
     elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.query.recipe)):
@@ -432,9 +440,10 @@ def _configurations(
         path, is_file, _ = known.workload.rpartition(".py:")
         if is_file and not Path(f"{path}.py").is_file():
             raise UserError(f"there is no file {path}.py", "name the workload as FILE.py:FUNCTION")
+        recipes = "" if subject.recipes else " recipe bf16 and"
         warnings.append(
-            f"no run of {known.workload} on a GPU is known: predictions go by published models, with recipe"
-            f" bf16 and a global batch of {subject.global_batch}"
+            f"no run of {known.workload} on a GPU is known: predictions go by published models, with{recipes}"
+            f" a global batch of {subject.global_batch}"
         )
     types = dict.fromkeys(purchase.price.instance for purchase in bought)
     return configurations(

@@ -19,7 +19,7 @@ from fastlaunch.analysis.cost import (
     together,
     training_of,
 )
-from fastlaunch.analysis.memory import ModelSize
+from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
 from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
@@ -238,7 +238,7 @@ def known_rows(
         if _identity(summary) not in imported
     ]
     size = None
-    if not (in_ledger or shipped):
+    if not (in_ledger or shipped) or workload.startswith((*FINE_TUNING,)):
         try:
             size = model_size(context, workload, counts=counts)
         except UserError as error:
@@ -277,8 +277,15 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
     catalogue = context.catalogue
     bought = _purchase(context, jobs[0], site, catalogue)
     known = {
-        name: known_rows(context, name, catalogue, judges=False)
-        for name in dict.fromkeys(job.workload for job in jobs)
+        (name, length): known_rows(
+            context,
+            name,
+            catalogue,
+            judges=False,
+            counts=name.startswith((*FINE_TUNING,)),
+            sequence_length=length,
+        )
+        for name, length in dict.fromkeys((job.workload, job.inputs.sequence_length) for job in jobs)
     }
     first = Assumptions()
     totals: list[Cost] = []
@@ -286,7 +293,7 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
     unknown: list[str] = []
     for kind in dict.fromkeys(job.without_seed for job in jobs):
         name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
-        query, rows = _query(kind, site), known[kind.workload]
+        query, rows = _query(kind, site), known[kind.workload, kind.inputs.sequence_length]
         subject = rows.subject(_reference(rows, kind))
         try:
             check_memory(query, rows.rows, subject, catalogue)

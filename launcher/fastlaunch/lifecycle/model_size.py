@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fastlaunch.analysis.memory import ModelSize
+from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
 from fastlaunch.core.activity import activity
 from fastlaunch.core.data import read
 from fastlaunch.core.errors import UserError
@@ -31,7 +31,7 @@ def model_size(context: World, workload: str, *, counts: bool) -> ModelSize | No
         info = workload_info(workload)
     except WorkloadError:
         return None
-    if info.num_parameters is not None or not workload.startswith(("timm:", "hf-clm:")):
+    if info.num_parameters is not None or not workload.startswith(("timm:", "hf-clm:", *FINE_TUNING)):
         return None
     path = context.settings.home / _FILE
     known = _read(path)

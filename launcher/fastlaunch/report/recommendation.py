@@ -3,13 +3,15 @@
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from fastlaunch.analysis.configurations import MemoryNeed
 from fastlaunch.analysis.rate import in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
-from fastlaunch.catalog.hardware import TRAINING_PLAN
+from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
-from fastlaunch.core.tables import Column, table
+from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
@@ -19,6 +21,7 @@ from fastlaunch.report.text import NO_LETTERS, Letters, bulleted, dollars, numbe
 
 #: The most table lines, and the most reasons, on a screen.
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 2, 2
+_MOST_PUBLISHED = 3
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
 _BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block", TRAINING_PLAN: "in a training plan"}
@@ -37,6 +40,7 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
         heading = _filled(_heading(recommendation, lines), width)
         parts.append("\n".join([heading, "", _table(recommendation, lines, letters, width)]))
         parts.append(letters.legend(width))
+    parts.append(_memory(recommendation, width))
     if recommendation.pick is not None:
         parts.append(_filled(_experiment(recommendation, letters), width))
     if notes := _notes(recommendation, lines):
@@ -244,6 +248,7 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
             "tokens/s",
             lambda choice: (per_s := choice.configuration.rate.tokens_per_s) and f"{per_s.value:,.0f}",
             align="right",
+            importance=4,
         ),
         Column(
             "$/M tokens",
@@ -259,6 +264,52 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
         column for column in columns if {column.text(choice) for choice in lines} != {usual.get(column.name)}
     ]
     return table(lines, kept, width, rule=True)
+
+
+def _memory(recommendation: Recommendation, width: int) -> str:
+    """Return the table of the memory that one sample takes; empty where it is not reckoned."""
+    needs = recommendation.memory
+    if not needs:
+        return ""
+    pairs = [*zip(needs[::2], needs[1::2], strict=True)]
+    parts = {"weights": 4, "trained": 4, "activations": 4, "logits": 4, "total": KEPT}
+    columns: list[Column[tuple[MemoryNeed, MemoryNeed]]] = [
+        Column("recipe", lambda pair: pair[0].recipe),
+        Column("GPUs", lambda pair: str(pair[0].num_gpus), align="right"),
+        *(
+            Column(name, partial(_gib, name), format=number, align="right", importance=importance)
+            for name, importance in parts.items()
+        ),
+        Column("too much for", lambda pair: ", ".join(pair[0].too_small)),
+        Column("checkpointed", lambda pair: number(pair[1].total_gib), align="right"),
+        Column("too much for even so", lambda pair: ", ".join(pair[1].too_small)),
+    ]
+    if {need.num_gpus for need in needs} == {1}:
+        del columns[1]
+    heading = (
+        "Memory of a GPU with one sample, in GiB, as reckoned: frozen weights; trained parameters with their"
+        " gradients and optimizer states; what the backward pass needs; logits. checkpointed: the total with"
+        " --set activation_checkpointing=block."
+    )
+    return "\n".join([_filled(heading, width), "", table(pairs, columns, width, rule=True)])
+
+
+def _gib(part: str, pair: tuple[MemoryNeed, MemoryNeed]) -> float:
+    gib: float = getattr(pair[0], f"{part}_gib")
+    return gib
+
+
+def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Iterator[str]:
+    """Yield notes on published speeds of the table's first GPUs."""
+    names = (choice.configuration.query.instance.accelerator for choice in lines)
+    gpus = dict.fromkeys(gpu.name for name in names if (gpu := identify(name)))
+    by_gpu = {speed.gpu: speed for speed in recommendation.published}
+    for speed in [by_gpu[gpu] for gpu in gpus if gpu in by_gpu][:_MOST_PUBLISHED]:
+        precision = "" if "(" in speed.precision else f" in {speed.precision}"
+        yield (
+            f"published by {speed.source}: {speed.model}{precision} on {speed.gpu}, {speed.tokens_per_s:,.0f}"
+            f" tokens/s of a GPU, in FLOPs as many as {speed.tokens_per_s_by_flops:,.0f} of this model"
+        )
 
 
 def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]:
@@ -295,6 +346,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
             "boot, image pull and start-up are as measured if runs on the instance type have them, else"
             " assumed: `fastlaunch estimate` lists them"
         )
+    notes += _published(recommendation, lines)
     like = recommendation.job.like.setup
     if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
         notes.append(
@@ -304,6 +356,8 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
         (
             (" on ".join(name for name in (out.recipe, out.instance) if name), out.reason)
             for out in recommendation.left_out
+            # The table of memory shows it.
+            if out.fits is None
         ),
         _MOST_NAMES,
     )
@@ -342,7 +396,7 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
         "by_purchase": [choice_json(choice) for choice in recommendation.by_purchase],
         "num_candidates": recommendation.num_choices,
         "num_within_limits": recommendation.num_within,
-        "left_out": [vars(candidate) for candidate in recommendation.left_out],
+        "left_out": [fields_to_json(out, *vars(out)) for out in recommendation.left_out],
         "next_experiment": experiment
         and {
             **{
@@ -351,6 +405,8 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
             },
             **fields_to_json(experiment, "usd", "hours", "probability", "saves_usd", "command"),
         },
+        "memory": [fields_to_json(need, *vars(need)) for need in recommendation.memory],
+        "published": [vars(speed) for speed in recommendation.published],
         "command": recommendation.command,
         "warnings": list(recommendation.warnings),
     }
