@@ -129,6 +129,12 @@ def test_a_model_that_will_not_fit_is_warned_of_with_what_would(
         err = capsys.readouterr().err
         assert "does not fit in the memory of L4" in err
         assert "--recipe compile --set activation_checkpointing=block" in err
+    # Adapters of a high rank take more than what is left beside the frozen weights.
+    wide = ("--recipe", "nf4", "--set", "activation_checkpointing=block", "--set-workload", "rank=512")
+    assert fastlaunch("submit", "--dry-run", *words, *wide) == 0
+    assert "does not fit in the memory of L4" in capsys.readouterr().err
+    assert fastlaunch("submit", "--dry-run", *words, *wide[:4]) == 0
+    assert "does not fit in the memory of L4" not in capsys.readouterr().err
     assert fastlaunch("submit", "--dry-run", *words, "--sequence-length", "512", "--output", "json") == 0
     shown = capsys.readouterr()
     assert "does not fit" not in shown.err

@@ -39,6 +39,8 @@ _BYTES_PER_TRAINED = {"fp32": 4 + 4 + 8, "bf16-master": 2 + 2 + 4 + 8, "bf16": 2
 #: Bytes of a frozen weight of a block's linear layer. NF4 has 4 bits, and for 64 weights a scale of 8 bits,
 #: and for 16,384 one of 32: Dettmers et al. 2023, "QLoRA", section 3.
 _BYTES_PER_FROZEN = {"fp8": 1.0, "nf4": 0.52}
+#: The rank of adapters as counted, which is the workload's default.
+_RANK = 16
 #: The recipes of fine-tuning, by the workload's prefix, whose memory is shown and of which those that fit are
 #: proposed.
 FINE_TUNING = {
@@ -71,6 +73,17 @@ class ModelSize:
     @property
     def has_adapters(self) -> bool:
         return self.num_trained is not None and self.num_trained < self.num_parameters
+
+    def of_rank(self, rank: int) -> "ModelSize":
+        """Return the size with adapters of another rank; unchanged without adapters."""
+        if not self.has_adapters:
+            return self
+        num_trained = round((self.num_trained or 0) * rank / _RANK)
+        return replace(
+            self,
+            num_parameters=self.num_parameters - (self.num_trained or 0) + num_trained,
+            num_trained=num_trained,
+        )
 
     def of_length(self, tokens: int) -> "ModelSize":
         """Return the size with samples of this many tokens: attention's FLOPs grow with the square."""

@@ -34,6 +34,7 @@ from fastlaunch.lifecycle.model_size import model_size
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.published import shipped_runs, shipped_workloads
 from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
+from fastlaunch_train.workloads.registry import function_arguments
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
@@ -295,6 +296,10 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
         name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
         query, rows = _query(kind, site), known[kind.workload, kind.inputs.sequence_length]
         subject = rows.subject(_reference(rows, kind))
+        if subject.recipes and subject.size:
+            rank = function_arguments(kind.workload, kind.inputs.workload_arguments).get("rank")
+            if isinstance(rank, int):
+                subject = replace(subject, size=subject.size.of_rank(rank))
         try:
             check_memory(query, rows.rows, subject, catalogue)
         except UserError as error:
