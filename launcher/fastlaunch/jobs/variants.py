@@ -381,8 +381,8 @@ def how_to_build(packages: Collection[str]) -> str:
 
 def not_in_base_images(recipe: Recipe, workload: WorkloadInfo) -> tuple[str, ...]:
     """Return the packages that the recipe or the workload needs and AWS's images lack."""
-    packages = [*needed_packages(recipe), *(["transformers"] if reads_text(workload) else [])]
-    packages += ["peft"] if workload.name.startswith("hf-lora:") else []
+    is_of_text = ["transformers"] if reads_text(workload) else []
+    packages = [*needed_packages(recipe), *is_of_text, *workload.packages]
     return tuple(dict.fromkeys(package for package in packages if package not in IN_BASE_IMAGES))
 
 
