@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fake_summaries import (
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
 from fastlaunch.analysis.cost import Assumptions, Purchase, cost_of, training_of
+from fastlaunch.analysis.memory import ModelSize
 from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, peak_flops, subject_of
 from fastlaunch.analysis.recommend import (
     Choices,
@@ -663,6 +665,13 @@ def test_the_training_package_counts_a_model(capsys: pytest.CaptureFixture[str],
     assert size.flops_per_sample == pytest.approx(expected, rel=0.01)
     with pytest.raises(UserError, match="no model 'nothing'"):
         model_size(fastlaunch_world(), "timm:nothing", counts=True)
+
+
+@pytest.mark.slow
+def test_the_training_package_counts_the_layers_of_a_decoder() -> None:
+    if find_spec("peft") is None:
+        pytest.skip("without peft")
+    assert model_size(fastlaunch_world(), "hf-lora:llama-3.1-8b", counts=True) == ModelSize(**LLAMA_8B)
 
 
 BF16_ONLY = ("--workload", "vit-huge", "--samples", "100M", "--measured-only")
