@@ -53,9 +53,11 @@ IN_A_PROCESS = {
 POINTWISE = ("jit-script", "library")
 #: With all others, on a GPU: tests/gpu/test_recipe_equivalence.py.
 ON_A_GPU = (
-    *("tf32", "graph"),
+    *("tf32", "graph", "liger"),
     *("te-bf16", "te-fp8", "te-fp8-current", "te-fp8-block", "te-mxfp8", "te-article", "te-article-fp8"),
 )
+#: Of frozen weights, in test_fine_tuning.py.
+FROZEN = ("fp8-frozen", "nf4")
 #: Of wider blocks, in test_fp8_fused.py.
 FUSED = ("fp8-fused", "bf16-fused")
 #: Whose steps the code of another package makes, which only a whole run has.
@@ -65,7 +67,7 @@ IN_ITS_ENVIRONMENT = ("ort", "ort-zero1")
 
 
 def test_every_recipe_is_tried_somewhere() -> None:
-    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *FUSED, *TRAINERS, *IN_ITS_ENVIRONMENT]
+    on_a_cpu = [*HERE, *IN_A_PROCESS, *POINTWISE, *FROZEN, *FUSED, *TRAINERS, *IN_ITS_ENVIRONMENT]
     assert sorted([*on_a_cpu, *ON_A_GPU]) == sorted(RECIPES)
     assert torch.cuda.is_available() or set(runnable_recipes(this_machine(CPU))) <= set(on_a_cpu)
 

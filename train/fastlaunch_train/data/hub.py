@@ -33,6 +33,7 @@ def import_transformers(workload: str, find: Callable[[str], object] = importlib
 
 def import_peft(workload: str, find: Callable[[str], object] = importlib.util.find_spec) -> Any:
     """Import peft. Raises WorkloadError, naming the extra, if `find` cannot find it."""
+    import_transformers(workload)
     if find("peft") is None:
         raise WorkloadError(
             f"workload {workload!r} needs peft, which is not installed", INSTALL_EXTRA.format("tune")

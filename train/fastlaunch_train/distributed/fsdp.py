@@ -62,6 +62,12 @@ def gather(value: Any, *, keep: bool) -> Any:
     return tree_map(gathered, value)
 
 
+def whole(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Return a state dict without shards, on the CPU; all ranks call it. keep: as in `gather`."""
+    gathered = gather(state, keep=keep)
+    return {name: value[_FULL] if isinstance(value, dict) else value for name, value in gathered.items()}
+
+
 def scatter(value: Any, process: Process) -> Any:
     """Shard again what `gather` returned; all ranks call it with the same value."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -2,7 +2,7 @@
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,13 @@ def wrap_ddp(model: nn.Module, recipe: Recipe, process: Process) -> nn.Module:
     if recipe.compile_mode != "none":
         # Compiled regions need cuts at bucket ends only if DDP is compiled with its model.
         torch._dynamo.config.optimize_ddp = compiles_ddp
+    # DDP sends rank 0's values at its start, which weights in FP8 or 4 bits do not allow. Every rank has
+    # rounded the same ones.
+    rounded = [name for name, value in model.named_parameters() if type(value.data) is not torch.Tensor]
+    ignore: Callable[..., None] = (
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    )
+    ignore(model, rounded)
     wrapped = nn.parallel.DistributedDataParallel(
         model,
         device_ids=[process.local_rank] if process.device.type == "cuda" else None,

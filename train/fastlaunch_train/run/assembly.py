@@ -15,6 +15,7 @@ from fastlaunch_train.checks.equivalence import compute_reference, run_checks
 from fastlaunch_train.checks.runs_here import check_runs_here
 from fastlaunch_train.data.batches import split_batch, take
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.distributed.parallel import Process, broadcast_object
 from fastlaunch_train.loop.batch_size import auto_batch_size, computed_in, probe_request
@@ -40,7 +41,7 @@ from fastlaunch_train.models.frozen import frozen_linears, hold_frozen, round_to
 from fastlaunch_train.models.precision import Precision, set_deterministic
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.process.machine import default_num_workers
-from fastlaunch_train.recipes.recipe import Recipe, refuse
+from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, refuse
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem, width_problem
 from fastlaunch_train.records.records import BATCH_SIZE_PHASE, BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 from fastlaunch_train.run.session import Session
@@ -179,7 +180,24 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         model_check=model_check,
         step_profile=options.step_profile,
     )
-    return train(training, evaluations, trainer)
+    done = train(training, evaluations, trainer)
+    if done == session.steps and _is_saved(workload, recipe, options.checkpoint_every):
+        phase("save", lambda: _save(session, workload, model))
+    return done
+
+
+def _is_saved(workload: Workload, recipe: Recipe, checkpoint_every: int) -> bool:
+    """Return whether the model is written at the end: adapters always are, and others with checkpoints."""
+    sharded = recipe.parallelism in ZERO_STAGES
+    return workload.save is not None and not sharded and (workload.rounds_frozen or bool(checkpoint_every))
+
+
+def _save(session: Session, workload: Workload, model: nn.Module) -> str:
+    folder, is_first = session.options.output / "model", session.process.rank == 0
+    state = fsdp.whole(model.state_dict(), keep=is_first)
+    if is_first and workload.save is not None:
+        workload.save(model, state, folder)
+    return folder.name
 
 
 def _import_early(loop: str, packages: Iterable[str]) -> Callable[[TrainingLoop], None] | None:

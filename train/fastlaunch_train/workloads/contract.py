@@ -145,8 +145,8 @@ class Workload:
     sample: "Callable[[], Workload] | None" = None
     #: Replaces a model's functions by those of the library that a recipe names as its kernels.
     use_kernels: Callable[[nn.Module, str], None] | None = None
-    #: Writes what was trained into a folder, as the model's library reads it.
-    save: Callable[[nn.Module, Path], None] | None = None
+    #: Writes a model, given its whole state dict, into a folder, as the model's library reads it.
+    save: Callable[[nn.Module, Mapping[str, Any], Path], None] | None = None
     #: Identifies a published model, as `language_models.model_identity` does; None: its name is enough.
     model_identity: Callable[[], Mapping[str, str | None]] | None = None
 

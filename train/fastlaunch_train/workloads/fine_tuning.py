@@ -427,20 +427,23 @@ def _use_liger(workload: str, model: nn.Module, kernels: str) -> None:
     model.head_loss.in_parts = True
 
 
-def _save(model: nn.Module, folder: Path) -> None:
+def _save(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
     """Write the adapters as PEFT reads them, or the whole model as Transformers does."""
     assert isinstance(model, TunedModel)
     inner: Any = model.model
+    state = {name.removeprefix("model."): value for name, value in state.items()}
     config = getattr(inner, "peft_config", {}).get("default")
     if config is None:
-        inner.save_pretrained(folder)
+        inner.save_pretrained(folder, state_dict=state)
         return
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = get_peft_model_state_dict(inner)
-    tensors = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in state.items()}
+    adapters = get_peft_model_state_dict(inner, state_dict=state)
+    tensors = {
+        f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in adapters.items()
+    }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(str(folder))
 

@@ -1,0 +1,345 @@
+"""LoRA and full fine-tuning: shapes, operations, packed documents, what is saved, and what is refused."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from entrypoint import arguments, ended, losses, record, trained
+from torch import nn
+
+from fastlaunch_train.data.documents import pack, read_documents
+from fastlaunch_train.data.hub import import_peft
+from fastlaunch_train.data.tokens import ByteTokens, HubTokens
+from fastlaunch_train.models.conversion import check_conversion, convert_model
+from fastlaunch_train.models.flops import build_on_meta
+from fastlaunch_train.models.frozen import frozen_linears
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.workloads.contract import NO_LABEL, Batch, ModelOptions, Workload, load_workload
+from fastlaunch_train.workloads.registry import WorkloadError, function_arguments
+
+LORA, SFT = "hf-lora:llama-tiny", "hf-sft:llama-tiny"
+#: torch's compiler adds nothing to what these recipes compute, and takes a minute of a CPU's time.
+EAGER = ("--set", "compile_backend=eager")
+
+
+def built(name: str = LORA, seed: int = 0, **given: Any) -> tuple[Workload, nn.Module]:
+    workload = load_workload(name, ModelOptions(sequence_length=64), given)
+    torch.manual_seed(seed)
+    return workload, workload.build_model()
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        # The numbers of the models' cards and of safetensors' index on the hub.
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("qwen3-8b", 8_190_735_360),
+    ],
+)
+def test_shapes_have_the_parameters_that_are_published(shape: str, parameters: int) -> None:
+    model = build_on_meta(load_workload(f"hf-sft:{shape}", ModelOptions(sequence_length=64)).build_model)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_frozen_weights_count_four_operations_a_token_and_trained_ones_six() -> None:
+    length, layers, width = 64, 2, 128
+    for name in (LORA, SFT):
+        workload, model = built(name)
+        frozen = sum(layer.weight.numel() for layer in frozen_linears(model, workload))
+        adapters = [value for value in model.parameters() if value.requires_grad]
+        head = 256 * width
+        attention = 12 * layers * width * length
+        if name == LORA:
+            # The first block's layers pass no gradient on, as nothing below them is trained; with adapters
+            # beside them, they do not need one.
+            whole = 4 * (frozen + head) + 6 * sum(value.numel() for value in adapters) + attention
+        else:
+            products = sum(
+                module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
+            )
+            whole = 6 * products + attention
+        counted = workload.flops_per_sample
+        assert counted is not None
+        assert abs(counted / length - whole) < 0.06 * whole
+
+
+def test_only_adapters_are_trained_and_they_are_fp32() -> None:
+    workload, model = built(rank=8, targets="q_proj,v_proj")
+    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    assert len(named) == 2 * 2 * 2
+    assert all("lora_" in name and value.dtype == torch.float32 for name, value in named.items())
+    assert {value.dtype for value in model.parameters() if not value.requires_grad} == {torch.bfloat16}
+    assert all(8 in value.shape for value in named.values())
+    convert_model(model, workload, resolve_recipe("fp32"))
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+
+
+def test_adapters_change_nothing_at_the_start() -> None:
+    workload, model = built()
+    torch.manual_seed(0)
+    bare = load_workload(SFT, ModelOptions(sequence_length=64)).build_model()
+    batch = {"tokens": torch.arange(64)[None], "labels": torch.arange(64)[None]}
+    convert_model(model, workload, resolve_recipe("fp32"))
+    layers = dict(bare.named_modules())
+    for name, module in model.named_modules():
+        if name.endswith("base_layer"):
+            layers[name.removesuffix(".base_layer")].load_state_dict(module.state_dict())
+    for name in ("model.model.embed_tokens", "model.lm_head"):
+        layers[name].load_state_dict(dict(model.named_modules())[name].state_dict())
+    torch.testing.assert_close(workload.loss(model, batch), workload.loss(bare, batch))
+
+
+@pytest.mark.parametrize(
+    ("workload", "recipe", "more"),
+    [
+        (LORA, "fp32", ()),
+        (LORA, "bf16", ()),
+        (LORA, "ao-fp8", EAGER),
+        (LORA, "fp8-frozen", EAGER),
+        (LORA, "nf4", EAGER),
+        ("hf-lora:qwen3-tiny", "bf16", ()),
+        (SFT, "bf16", ()),
+        (SFT, "compile", (*EAGER, "--set", "parameter_dtype=bf16-master")),
+    ],
+)
+def test_recipes_compute_what_fp32_does_and_learn(
+    tmp_path: Path, workload: str, recipe: str, more: tuple[str, ...]
+) -> None:
+    run = trained(tmp_path, *more, "--eval-every", "30", "--steps", "30", workload=workload, recipe=recipe)
+    assert {check.name for check in run.checks} >= {"equivalence", "gradients", "as-trained"}
+    assert all(check.passed for check in run.checks), run.checks
+    seen = [step.loss for step in run.steps if step.loss is not None]
+    assert sum(seen[-5:]) < sum(seen[:5])
+    assert run.evals[-1].num_samples == 64
+
+
+def test_the_quantised_base_is_another_model_and_says_so() -> None:
+    assert not resolve_recipe("nf4").is_equivalent
+    assert resolve_recipe("fp8-frozen").is_equivalent
+    workload, model = built()
+    before = {name: layer.weight.float() for name, layer in model.named_modules() if _is_frozen(layer)}
+    convert_model(model, workload, resolve_recipe("nf4"))
+    rounded = dict(model.named_modules())
+    errors = [
+        float((rounded[name].weight.get_original_weight().float() - weight).norm() / weight.norm())
+        for name, weight in before.items()
+        if hasattr(rounded[name].weight, "get_original_weight")
+    ]
+    assert len(errors) == 2 * 5, "key and value are too small"
+    assert all(0.05 < error < 0.15 for error in errors)
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    return (
+        isinstance(layer, nn.Linear) and not layer.weight.requires_grad and layer.out_features != 256 * 1000
+    )
+
+
+def test_recipes_for_frozen_weights_refuse_a_model_without() -> None:
+    workload, model = built(SFT)
+    with pytest.raises(RecipeError, match="trains all its Linear layers"):
+        check_conversion(model, workload, resolve_recipe("nf4"))
+    with pytest.raises(RecipeError, match="replaces no function of workload"):
+        tiny = load_workload("vit-tiny")
+        check_conversion(tiny.build_model(), tiny, resolve_recipe("liger"))
+
+
+def packed_batch(lengths: list[int], length: int) -> tuple[Batch, list[torch.Tensor]]:
+    texts = [torch.randint(1, 256, (size,), dtype=torch.int32) for size in lengths]
+    sequences = pack([(text, text) for text in texts], length, 0)
+    assert sequences.labels is not None and sequences.positions is not None
+    batch = {
+        "tokens": sequences.tokens.long(),
+        "labels": sequences.labels.long(),
+        "positions": sequences.positions.long(),
+    }
+    return batch, texts
+
+
+def token_losses(model: Any, batch: Batch) -> dict[tuple[int, ...], torch.Tensor]:
+    """The logits' rows of each document, by its tokens."""
+    with torch.no_grad():
+        logits = model(batch["tokens"], None, batch.get("positions"))[0]
+    rows: dict[tuple[int, ...], torch.Tensor] = {}
+    for tokens, positions, row in zip(batch["tokens"], batch["positions"], logits, strict=True):
+        starts = [*(positions == 0).nonzero().flatten().tolist(), len(tokens)]
+        for start, end in pairwise(starts):
+            rows[tuple(tokens[start:end].tolist())] = row[start:end]
+    return rows
+
+
+def test_packed_documents_do_not_see_each_other() -> None:
+    torch.manual_seed(1)
+    workload, model = built("hf-lora:llama-tiny")
+    convert_model(model, workload, resolve_recipe("fp32"))
+    batch, texts = packed_batch([30, 20, 14], 64)
+    together = token_losses(model, batch)
+    order = torch.cat([torch.arange(30, 50), torch.arange(50, 64), torch.arange(30)])
+    moved = token_losses(model, {name: value[:, order] for name, value in batch.items()})
+    assert together.keys() == moved.keys() == {tuple(text.tolist()) for text in texts}
+    for text in texts:
+        key = tuple(text.tolist())
+        alone = {"tokens": text[None].long(), "positions": torch.arange(len(text))[None]}
+        torch.testing.assert_close(together[key], token_losses(model, alone)[key], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(moved[key], together[key], atol=1e-5, rtol=1e-4)
+
+
+def test_packing_holds_each_document_whole_and_predicts_none_across() -> None:
+    batch, texts = packed_batch([40, 30, 30, 20, 64, 10], 64)
+    rows = batch["tokens"].tolist()
+    assert len(rows) == 4
+    starts = batch["positions"] == 0
+    assert (batch["labels"][starts] == NO_LABEL).all()
+    counted = int((batch["labels"] != NO_LABEL).sum())
+    assert counted == sum(len(text) - 1 for text in texts)
+    # No two sequences could have been one: 40 + 20 and 30 + 30 and 64, and 10 beside one of them or alone.
+    filled = [int((row != 0).sum()) for row in batch["tokens"]]
+    assert sum(filled) == 194 and max(filled) == 64
+
+
+def write_rows(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_completions_alone_are_predicted(tmp_path: Path) -> None:
+    rows = [{"prompt": "two and two? ", "completion": "four"}] * 2
+    text = read_documents(str(write_rows(tmp_path / "a.jsonl", rows)), ByteTokens(), 64)
+    labels = text.splits["train"].labels
+    assert labels is not None
+    assert bytes(labels[0][labels[0] != NO_LABEL].tolist()) == b"four\0"
+    whole = read_documents(str(write_rows(tmp_path / "b.jsonl", [{"text": "abc"}] * 2)), ByteTokens(), 64)
+    assert whole.splits["train"].labels is not None
+    assert whole.splits["train"].lengths is not None and whole.splits["train"].lengths.tolist() == [4]
+
+
+def test_a_chat_is_written_by_the_tokenizers_template(tmp_path: Path) -> None:
+    class Template:
+        """What Transformers' tokenizers have, with a byte for a token."""
+
+        pad_token_id, eos_token_id = 0, 1
+        chat_template = "..."
+
+        def __len__(self) -> int:
+            return 256
+
+        def get_vocab(self) -> dict[str, int]:
+            return {chr(i): i for i in range(256)}
+
+        def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool) -> str:
+            assert not tokenize
+            if messages[0]["role"] == "tool":
+                raise ValueError("no such role")
+            return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+        def __call__(self, text: Any, **_: Any) -> dict[str, Any]:
+            if isinstance(text, str):
+                return {"input_ids": list(text.encode())}
+            return {"input_ids": [list(part.encode()) for part in text]}
+
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    path = write_rows(tmp_path / "a.jsonl", [{"messages": chat}] * 2)
+    text = read_documents(str(path), HubTokens(Template()), 64)
+    lengths = text.splits["train"].lengths
+    assert lengths is not None
+    written = text.splits["train"].tokens[0][: int(lengths[0])]
+    assert bytes(written.tolist()) == b"<user>hi<assistant>ho"
+    with pytest.raises(WorkloadError, match="line 1: the chat template refuses it: no such role"):
+        path = write_rows(tmp_path / "b.jsonl", [{"messages": [{"role": "tool", "content": "x"}]}])
+        read_documents(str(path), HubTokens(Template()), 64)
+    with pytest.raises(WorkloadError, match="no chat template"):
+        read_documents(str(tmp_path / "a.jsonl"), ByteTokens(), 64)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: this is no JSON"),
+        ("[1]", "line 2: this is no JSON object"),
+        ('{"body": "x"}', "line 2: it has body"),
+        ('{"text": 3}', "line 2: it has text"),
+        ('{"messages": [{"content": "x"}]}', "line 2: it has messages"),
+    ],
+)
+def test_a_line_of_another_form_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "abc"}}\n{line}\n')
+    with pytest.raises(WorkloadError, match=message):
+        read_documents(str(path), ByteTokens(), 64)
+
+
+def test_documents_train_and_padding_is_counted(tmp_path: Path) -> None:
+    rows = [{"text": "abcdefgh " * size} for size in (3, 5, 8, 2, 9, 4)] * 6
+    data = write_rows(tmp_path / "a.jsonl", rows)
+    run = trained(
+        tmp_path / "o", "--data", f"file:{data}", "--eval-every", "20", workload=LORA, recipe="bf16"
+    )
+    assert all(0 < step.num_padding < step.num_tokens for step in run.steps)
+    assert run.evals[-1].loss is not None
+
+
+def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_the_same(tmp_path: Path) -> None:
+    every = ("--checkpoint-every", "4", "--steps", "8")
+    trained(tmp_path / "whole", *every, workload=LORA, recipe="bf16")
+    saved = torch.load(tmp_path / "whole/checkpoints/step-00000008.pt", weights_only=True)
+    assert saved["model"] and all("lora_" in name for name in saved["model"])
+    trained(tmp_path / "parts", "--checkpoint-every", "4", "--steps", "4", workload=LORA, recipe="bf16")
+    ended(0, arguments(tmp_path / "parts", *every, "--resume", workload=LORA, recipe="bf16"))
+    assert losses(tmp_path / "parts", attempt=2) == losses(tmp_path / "whole")[4:]
+    assert record(tmp_path / "parts", attempt=2).header["first_step"] == 5
+
+
+# Transformers warns of a name that PEFT still uses.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_was_trained_is_loaded_by_its_library(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    trained(tmp_path / "lora", workload=LORA, recipe="fp32")
+    adapters = load_file(tmp_path / "lora/model/adapter_model.safetensors")
+    _, tuned = built(SFT)
+    inner: Any = tuned.model  # type: ignore[attr-defined]
+    loaded: Any = import_peft(LORA).PeftModel.from_pretrained(inner, str(tmp_path / "lora/model"))
+    state = dict(loaded.named_parameters())
+    assert len(adapters) == 2 * 7 * 2
+    for name, value in adapters.items():
+        kind = name.replace(".weight", ".default.weight")
+        torch.testing.assert_close(state[kind].float(), value)
+    trained(tmp_path / "sft", "--checkpoint-every", "20", workload=SFT, recipe="fp32")
+    assert (tmp_path / "sft/model/config.json").is_file()
+    again = load_workload(f"hf-sft:{tmp_path / 'sft/model'}", ModelOptions(sequence_length=64))
+    weights = torch.load(tmp_path / "sft/checkpoints/step-00000020.pt", weights_only=True)["model"]
+    for name, value in again.build_model().named_parameters():
+        torch.testing.assert_close(value.detach(), weights[name])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["rank=0"], "rank is 0"),
+        (["alpha=-1"], "alpha is -1"),
+        (["dropout=1"], "dropout is 1"),
+        (["targets=nothing"], "LoRA's targets nothing"),
+    ],
+)
+def test_arguments_that_lora_does_not_take_are_refused(given: list[str], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        built(**function_arguments(LORA, given))
+
+
+def test_arguments_of_another_workload_are_refused() -> None:
+    with pytest.raises(WorkloadError, match="takes no --set-workload depth"):
+        function_arguments(LORA, ["depth=3"])
+    with pytest.raises(WorkloadError, match="takes no --set-workload rank"):
+        function_arguments(SFT, ["rank=3"])
+
+
+def test_a_sequence_longer_than_the_positions_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="4096 positions"):
+        load_workload("hf-lora:llama-2-7b", ModelOptions(sequence_length=8192))
