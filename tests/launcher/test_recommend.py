@@ -627,6 +627,10 @@ def test_fine_tuning_is_weighed_where_its_memory_fits(
         "--sequence-length 2048",
     ]
     assert "--recipe liger" in fits and "--recipe nf4" in fits
+    # Where it fits only with checkpointing, it is weighed with that.
+    recipes = {each["instance"]: each["recipe"] for each in found["by_instance"]}
+    assert "activation_checkpointing=block" in recipes["g6.xlarge"]
+    assert "activation_checkpointing=block" not in recipes["g6e.xlarge"]
     assert by_place["p5.4xlarge", "nf4"]["reason"].startswith("no run with frozen weights in 4 bits")
     # NVIDIA's and MLPerf's figures, at this model's FLOPs: LoRA of a model nearly as large is nearly as fast.
     by_gpu = {speed["gpu"]: speed for speed in found["published"]}

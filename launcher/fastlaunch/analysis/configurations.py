@@ -245,6 +245,7 @@ class RecipeFacts:
     gib_per_sample: float | None = None
     memory: Memory | None = None  # as reckoned, if no run has a peak
     failure: str | None = None  # the check that its rows failed
+    instead_of: str | None = None  # the recipe's label where this one is weighed only if that does not fit
 
     def on(self, subject: Subject, num_gpus: int) -> "RecipeFacts":
         """Return the facts for so many GPUs, which may share what is held."""
@@ -281,7 +282,7 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
         return facts
     facts += [
         _unmeasured(recipe, subject)
-        for recipe in subject.recipes or (RECIPES["bf16"],)
+        for recipe in [*_variants(subject)] or (RECIPES["bf16"],)
         if recipe.label not in by_recipe
     ]
     return facts
@@ -293,6 +294,7 @@ def _unmeasured(recipe: Recipe, subject: Subject) -> RecipeFacts:
         precision=recipe.precision,
         batches=(subject.info.batch_size,) if subject.info else (),
         memory=_reckoned(recipe, subject),
+        instead_of=recipe.name if recipe.activation_checkpointing == "block" else None,
     )
 
 
@@ -464,6 +466,7 @@ def _queries(
         if most_nodes > 1 and not instance.num_efa_interfaces:
             leave(name, None, "several nodes need EFA, which it does not have")
             most_nodes = 1
+        fitting: set[tuple[str | None, int]] = set()  # recipes by label, and nodes
         for facts_of_recipe in usable:
             recipe_facts = facts_of_recipe
             label = label_of(recipe_facts.recipe)
@@ -475,6 +478,8 @@ def _queries(
                 if num_gpus == 1 and _is_of_several_gpus(recipe_facts):
                     continue
                 recipe_facts = facts_of_recipe.on(subject, num_gpus)
+                if (recipe_facts.instead_of, num_nodes) in fitting:
+                    continue
                 for batch in _batches(subject, recipe_facts, num_gpus, scope):
                     part = largest_part(batch, recipe_facts, accelerator, is_script=subject.info is None)
                     if not part:
@@ -487,6 +492,7 @@ def _queries(
                             what_fits(subject, recipe_facts.recipe, accelerator, num_gpus),
                         )
                         continue
+                    fitting.add((label, num_nodes))
                     recipe = _in_parts(recipe_facts.recipe, batch // part)
                     if recipe is None:
                         leave(name, label, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
