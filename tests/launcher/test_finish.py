@@ -1,5 +1,6 @@
 """What a job costs to its end on each row, and which costs least: known answers by hand."""
 
+import datetime
 import math
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.cost import Finish, to_finish
 from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.analysis.rate import Evidence
+from fastlaunch.catalog.prices import VolumePrice
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.cost import finish_json, finish_table
+from fastlaunch.report.text import with_range
 from fastlaunch_train.records.records import FROM_CACHE, Check, Eval, Phase
 
 #: A dollar a second.
 DOLLAR = 3600.0
+H100: dict[str, Any] = {"device_name": "NVIDIA H100 80GB HBM3", "num_gpus": 8}
+P5: dict[str, Any] = {**H100, "instance": "p5.48xlarge"}
 
 
 def evaluation(step: int, seconds: float, **changes: Any) -> Eval:
@@ -136,11 +141,47 @@ def test_for_as_many_steps_as_a_run_did_a_job_takes_what_the_run_took(tmp_path: 
 
 
 def test_what_is_not_known_is_assumed() -> None:
-    finish = finish_of(compared(run("bf16", 1.0, num_warmup_steps=None), usd_per_hour=DOLLAR), 100)
+    finish = finish_of(compared(run("bf16", 1.0, num_warmup_steps=None, **P5), usd_per_hour=DOLLAR), 100)
     assert finish.cost is not None
     evidence = {part.name: part.evidence for part in finish.cost.parts}
-    assert {evidence[name] for name in ("boot", "pull", "warmup")} == {"assumed"}
     assert evidence["build"] == evidence["steps"] == "measured"
+    assert finish.cost.assumed_s == {"boot": 180, "pull": 300, "warmup": 2}
+
+
+VOLUME = VolumePrice(
+    region="us-east-1",
+    usd_per_gib_month=0.08,
+    usd_per_mib_per_s_month=0.04,
+    as_of=datetime.date(2026, 11, 1),
+    source="a list",
+)
+
+
+def test_a_machine_of_ones_own_neither_boots_nor_pulls_nor_pays_for_a_volume() -> None:
+    at_home, on_aws = (
+        to_finish(compared(run("bf16", 1.0, **where), usd_per_hour=DOLLAR).rows, 100, lambda _: VOLUME)[0]
+        for where in ({}, P5)
+    )
+    assert at_home.cost is not None and on_aws.cost is not None
+    assert at_home.cost.hours.value * 3600 == pytest.approx(5 + 100)
+    assert (at_home.cost.usd.value, at_home.cost.assumed_s) == (pytest.approx(105), {})
+    assert on_aws.cost.hours.value * 3600 == pytest.approx(105 + 480)
+    assert on_aws.cost.usd.value > 585
+    # Charged as a type of AWS, the job boots a machine of it.
+    charged = finish_of(compared(run("bf16", 1.0, **H100), price_as=(ChargedAs(instance="p5.48xlarge"),)))
+    assert charged.cost is not None and set(charged.cost.assumed_s) == {"boot", "pull"}
+
+
+def test_a_sum_with_assumed_parts_is_not_called_measured() -> None:
+    for where, evidence in (({}, "measured"), (P5, "measured + assumed start")):
+        comparison = compared(*three("bf16", 1.0, **where), usd_per_hour=DOLLAR)
+        (workload,) = finish_json(comparison, 10_000, CATALOGUE)["workloads"]
+        assert workload["rows"][0]["evidence"] == evidence
+        assert workload["sentence"].endswith(f", {evidence}")
+        text = finish_table(comparison, 10_000, CATALOGUE)
+        assert ("assumed, not measured: 3 min of boot and 5 min of pull" in " ".join(text.split())) is bool(
+            where
+        )
 
 
 def test_compiling_counts_as_a_first_run_does_where_one_is_known(tmp_path: Path) -> None:
@@ -201,10 +242,41 @@ def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_n
     comparison = compared(run("bf16", 1.0), wide, wrong, usd_per_hour=DOLLAR)
     (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
     assert [row["steps"] for row in workload["rows"]] == [1000, 500, 1000]
-    assert "cost least with bf16" in workload["sentence"]
+    assert workload["sentence"].startswith(
+        "as many images as 1,000 steps of bf16 at batch 64 cost least with"
+    )
+    assert "with bf16 at batch 64: $1,005 in 16.8 min" in workload["sentence"]
+    text = finish_table(comparison, 1000, CATALOGUE)
+    assert "vit-huge: time and cost for as many images as 1,000 steps of bf16 at batch 64" in text
 
 
-def test_a_row_without_a_price_has_hours_and_no_dollars() -> None:
-    (workload,) = finish_json(compared(run("bf16", 1.0)), 1000, CATALOGUE)["workloads"]
-    (row,) = workload["rows"]
-    assert row["hours"]["value"] > 1000 / 3600 and row["usd"] is None and workload["sentence"] is None
+def test_without_a_price_the_answer_is_which_row_finishes_first() -> None:
+    rows = [*three("bf16", 2.0), *three("compile", 1.0, compile_s=600.0)]
+    for steps, first in ((500, "bf16"), (700, "compile")):
+        comparison = compared(*rows)
+        (workload,) = finish_json(comparison, steps, CATALOGUE)["workloads"]
+        assert all(row["hours"] and row["usd"] is None for row in workload["rows"])
+        assert f"{steps} steps finish first with {first}: " in workload["sentence"]
+        assert "$" not in workload["sentence"] and " less than with " in workload["sentence"]
+        answer, _, *table = finish_table(comparison, steps, CATALOGUE).split("\n\n")
+        assert " ".join(answer.split()) == f"{workload['sentence']}."
+        # The row of the answer is the first of the table.
+        assert table[0].splitlines()[2].startswith(first)
+
+
+def test_a_range_that_is_narrower_than_what_is_assumed_is_not_shown() -> None:
+    comparison = compared(*three("bf16", 1.0, by=0.01, **P5), usd_per_hour=DOLLAR)
+    short, long = (finish_table(comparison, steps, CATALOGUE) for steps in (100, 1_000_000))
+    # At 3% a range of 100 s is 3 s, and 480 s are assumed.
+    assert "±" not in short.partition("* ")[0] and "±" in long.partition("* ")[0]
+
+
+def test_rows_whose_ranges_overlap_are_not_settled() -> None:
+    rows = [*three("bf16", 1.0, by=0.05), *three("compile", 0.99, by=0.05)]
+    (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
+    assert workload["sentence"].startswith("it is not settled whether 1,000 steps cost least with compile ($")
+
+
+def test_a_range_that_rounds_to_nothing_is_not_shown() -> None:
+    assert with_range(Interval(value=1000.0, low=999.8, high=1000.2)) == "1,000"
+    assert with_range(Interval(value=1000.0, low=999.0, high=1001.0)) == "1,000 ±0.1%"

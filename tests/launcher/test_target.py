@@ -11,7 +11,6 @@ from fake_summaries import CATALOGUE, PLAIN, changed, compared
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.analysis.cost import to_finish
 from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_target, to_target
 from fastlaunch.core.errors import UserError
@@ -91,7 +90,15 @@ def test_a_run_is_there_with_the_first_evaluation_that_says_so() -> None:
     assert (found.step, found.best, found.last_step, found.waited_steps) == (200, 0.95, 400, 100)
     # Building, 200 steps of a second, two evaluations of 2 s.
     assert found.time_s == pytest.approx(8 + 200 + 2 * 2)
-    assert found.unknown == ("boot", "pull")
+    # A machine of one's own neither boots nor pulls.
+    assert (found.unknown, row.assumed_s) == ((), {})
+
+
+def test_where_no_run_shows_how_long_a_part_takes_it_is_assumed() -> None:
+    (row,) = rows(run("bf16", 1, {200: 0.95}, instance="p5.48xlarge", num_warmup_steps=None))
+    assert row.assumed_s == {"boot": 180, "pull": 300, "warmup": 2}
+    assert row.runs[0].time_s == pytest.approx(180 + 300 + 2 + 8 + 200 + 2)
+    assert row.runs[0].unknown == ("boot", "pull", "warmup")
 
 
 def test_the_time_has_all_parts() -> None:
@@ -196,7 +203,7 @@ def test_a_run_too_short_to_be_timed_takes_the_step_time_of_its_repeats() -> Non
     (row,) = rows(*reaching("bf16", [100, 200]), short)
     (found,) = (one for one in row.runs if one.seed == 3)
     assert found.time_s == pytest.approx(8 + 15 * 1.0 + 2, rel=1e-3)
-    assert found.unknown == ("boot", "pull", "warmup")
+    assert found.unknown == ()
     assert row.time_s is not None and row.num_seeds == 3
 
 
@@ -222,23 +229,73 @@ def test_the_cheapest_way_to_a_target_and_how_far_the_others_are_behind() -> Non
     assert margin.ratio.low / margin.ratio.value == pytest.approx(math.exp(-4.302653 * error), rel=1e-6)
 
 
-def test_dollars_to_a_target_are_those_of_as_many_samples() -> None:
-    comparison = compared(*reaching("bf16", [100, 200, 300]), usd_per_hour=DOLLAR)
-    (row,) = to_target(comparison, ACCURACY)
-    (finish,) = to_finish(comparison.rows, 200, lambda region: None)
+@pytest.mark.parametrize("where", [{}, {"instance": "p5.48xlarge"}])
+def test_dollars_to_a_target_are_its_seconds_at_the_price(where: dict[str, Any]) -> None:
+    comparison = compared(
+        *reaching("bf16", [100, 200, 300], **where),
+        *reaching("compile", [90, 190, 290], compile_s=200.0, **where),
+        usd_per_hour=DOLLAR,
+    )
+    start_s = 480 if where else 0
     (workload,) = target_json(comparison, "accuracy=0.9", CATALOGUE)["workloads"]
-    assert finish.cost is not None and row.samples is not None
-    (found,) = workload["rows"]
-    assert [(one["seed"], one["step"], one["time_s"]) for one in found["runs"]] == [
-        (seed, step, pytest.approx(12 + step)) for seed, step in enumerate((100, 200, 300), start=1)
+    bf16, compiled = workload["rows"]
+    assert [(one["seed"], one["step"], one["time_s"]) for one in bf16["runs"]] == [
+        (seed, step, pytest.approx(start_s + 12 + step)) for seed, step in enumerate((100, 200, 300), start=1)
     ]
-    assert found["usd_to_target"]["value"] == pytest.approx(finish.cost.usd.value, rel=1e-4)
-    assert found["evidence"] == "measured"
-    # The seeds differ by more than the speed: the range is theirs.
-    assert row.samples.high is not None
-    most = 64 * (200 + 2.919986 * 100 / math.sqrt(3))
-    assert row.samples.high == pytest.approx(most, rel=1e-6)
-    assert found["usd_to_target"]["high"] > finish.cost.usd.value + (most / 64 - 200)
+    assert bf16["evidence"] == ("measured + assumed start" if where else "measured")
+    # A range, a dollar and a ratio all follow from the seconds, whose parts are the same.
+    per_s = 1.0 if not where else bf16["usd_to_target"]["value"] / bf16["time_to_target_s"]["value"]
+    assert 1.0 <= per_s < 1.0001
+    for row in (bf16, compiled):
+        for end in ("value", "low", "high"):
+            assert row["usd_to_target"][end] == pytest.approx(per_s * row["time_to_target_s"][end])
+    (margin,) = workload["margins"]
+    ratios = [
+        other["time_s"] / one["time_s"] for one, other in zip(bf16["runs"], compiled["runs"], strict=True)
+    ]
+    assert margin["ratio"]["value"] == pytest.approx(math.prod(ratios) ** (1 / 3))
+
+
+def sentence_of(*summaries: RunSummary, **prices: Any) -> str:
+    comparison = compared(*summaries, **prices)
+    (workload,) = target_json(comparison, "accuracy=0.9", CATALOGUE)["workloads"]
+    sentence = str(workload["sentence"])
+    text = target_table(comparison, "accuracy=0.9", CATALOGUE)
+    assert " ".join(text.partition("\n\n")[0].split()) == f"{sentence}."
+    return sentence
+
+
+def test_the_answer_names_the_first_row_the_next_and_how_sure_it_is() -> None:
+    bf16 = reaching("bf16", [400, 410, 420], step_time_s=2.0)
+    compiled = reaching("compile", [390, 400, 410], step_time_s=1.0, compile_s=30.0)
+    told = sentence_of(*bf16, *compiled)
+    assert told.startswith(
+        "accuracy >= 0.9 is reached first with compile: after 442 s, measured; bf16 takes 88."
+    )
+    assert "% more (95% interval +" in told
+    told = sentence_of(*bf16, *compiled, usd_per_hour=DOLLAR)
+    assert told.startswith(
+        "accuracy >= 0.9 costs least with compile: $442.00 in 442 s, measured; bf16 costs 88."
+    )
+    alone = sentence_of(*compiled)
+    assert alone.endswith("first with compile: after 442 s, the mean of 3 seeds, measured")
+    near = sentence_of(*bf16, *reaching("compile", [300, 410, 500], step_time_s=2.0))
+    assert near.startswith("it is not settled whether accuracy >= 0.9 is reached first with ")
+
+
+def test_where_no_row_gets_there_the_answer_names_the_closest_and_nothing_else_is_said() -> None:
+    compiled = [*reaching("compile", [100, 200]), run("compile", 3, {400: 0.88})]
+    bf16 = [*reaching("bf16", [100]), run("bf16", 2, {400: 0.7}), run("bf16", 3, {400: 0.89})]
+    told = sentence_of(*bf16, *compiled)
+    assert told == "no row reached accuracy >= 0.9 with all 3 seeds; closest: compile, 2 of 3"
+    (workload,) = target_json(compared(*bf16, *compiled), "accuracy=0.9", CATALOGUE)["workloads"]
+    assert workload["notes"] == []
+    table = target_table(compared(*bf16, *compiled), "accuracy=0.9", CATALOGUE).split("\n\n")[2]
+    assert table.splitlines()[2].startswith("compile")
+    never = sentence_of(*(run("bf16", seed, {400: 0.7 + seed / 100}) for seed in (1, 2, 3)))
+    assert never.endswith("with all 3 seeds; closest: bf16, best 0.73")
+    few = sentence_of(*reaching("bf16", [100, 200]))
+    assert "bf16, 2 of 3 seeds: 1 more run of other seeds" in few
 
 
 def test_a_margin_spends_no_more_than_its_looks_may() -> None:

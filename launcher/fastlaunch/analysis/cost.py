@@ -235,6 +235,15 @@ class Cost:
     parts: tuple[Part, ...] = ()
 
     @property
+    def assumed_s(self) -> Mapping[str, float]:
+        """The seconds of the parts that take time and that nobody measured or predicted."""
+        return {
+            part.name: part.seconds.value
+            for part in self.parts
+            if part.evidence == "assumed" and part.seconds and part.seconds.value
+        }
+
+    @property
     def checkpoint_every_s(self) -> float | None:
         """The work between two checkpoints on spot, as given or by Young; None without checkpoints."""
         return self.spot_job.every_s if self.spot_job else None
@@ -391,7 +400,7 @@ def to_finish(
 def cost_of_row(
     row: "Row", samples: Interval, volume_of: Callable[[str], VolumePrice | None]
 ) -> tuple[Rate, Cost] | None:
-    """Return the cost of training `samples` samples where a row ran; None if its runs give no speed.
+    """Return the cost of training `samples` samples where a row is charged; None without a speed.
 
     Machines are charged by the hour, and spot without losses. volume_of: returns a region's volume price.
     The dollars are meaningless if the row has no price.
@@ -407,8 +416,40 @@ def cost_of_row(
         global_batch=_samples_of_step(row),
     )
     price = replace(row.price or _UNPRICED, purchase="on-demand")
-    bought = Purchase(price=price, volume=volume_of(price.region) if row.price else None)
-    return rate, cost_of(training, bought, assumptions=Assumptions())
+    bought = Purchase(price=price, volume=volume_of_row(row, volume_of))
+    return rate, cost_of(training, bought, assumptions=assumptions_of_row(row))
+
+
+def is_on_cloud(row: "Row") -> bool:
+    """Return whether a job of the row boots a machine of AWS: where it ran, or as which it is charged."""
+    return row.setup.instance is not None or (row.price is not None and row.price.basis == "named")
+
+
+def assumptions_of_row(row: "Row") -> Assumptions:
+    """Return what to assume about a job of the row: your own machine neither boots nor pulls an image."""
+    return Assumptions() if is_on_cloud(row) else replace(Assumptions(), boot_s=0.0, pull_s=0.0)
+
+
+def volume_of_row(row: "Row", volume_of: Callable[[str], VolumePrice | None]) -> VolumePrice | None:
+    """Return the price of the volumes that a job of the row pays for; None if it pays for none."""
+    return volume_of(row.price.region) if row.price and is_on_cloud(row) else None
+
+
+def usd_per_s_of_row(row: "Row", volume_of: Callable[[str], VolumePrice | None]) -> float | None:
+    """Return what a second of all nodes of the row costs, with their volumes; None without a price."""
+    if row.price is None:
+        return None
+    volume = volume_of_row(row, volume_of)
+    volume_usd_per_s = _volume_usd_per_s(volume, assumptions_of_row(row), row.setup.num_nodes)
+    return row.price.usd_per_hour * row.setup.num_nodes / SECONDS_PER_HOUR + volume_usd_per_s
+
+
+def _volume_usd_per_s(volume: VolumePrice | None, assumptions: Assumptions, num_nodes: int) -> float:
+    """Return what a second of the volumes of all nodes costs; 0 without a price."""
+    if volume is None:
+        return 0.0
+    per_hour = volume.usd_per_hour(gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps)
+    return per_hour * num_nodes / SECONDS_PER_HOUR
 
 
 def _samples_of_step(row: "Row") -> float:
@@ -444,11 +485,8 @@ def cost_of(
     volume_usd_per_s = kept_usd = 0.0
     if not steps_only:
         kept_usd = sum(usd for usd, _ in assumptions.timeless.values())
-    if purchase.volume and not steps_only:
-        per_hour = purchase.volume.usd_per_hour(
-            gib=assumptions.volume_gib, mib_per_s=assumptions.volume_mibps
-        )
-        volume_usd_per_s = per_hour * training.num_nodes / SECONDS_PER_HOUR
+    if not steps_only:
+        volume_usd_per_s = _volume_usd_per_s(purchase.volume, assumptions, training.num_nodes)
     hours = times.total(lambda part: part.takes_time / SECONDS_PER_HOUR)
     usd = _plus(times.total(lambda part: part.usd_per_s + part.has_machine * volume_usd_per_s), kept_usd)
     volumes_usd = times.total(lambda part: part.has_machine * volume_usd_per_s)

@@ -1,8 +1,8 @@
 """Time and cost to train to a target on held-out data, and the seeds that reach it.
 
-A run reaches the target at the first evaluation that meets it; its account covers the time until then, and
-`cost` gives the price of as many samples. Rows with different global batches are comparable, since the target
-is the same.
+A run reaches the target at the first evaluation that meets it; its account covers the time until then. Parts
+that no run recorded take as long as `cost` assumes. The dollars are that time at the row's price. Rows with
+different global batches are comparable, since the target is the same.
 
 There is a mean only if all seeds, three or more, reach the target. A mean over successful seeds would flatter
 a recipe whose runs fail.
@@ -10,21 +10,23 @@ a recipe whose runs fail.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-from fastlaunch.analysis.account import account_of_row, account_of_run, evaluations_until
+from fastlaunch.analysis.account import ONCE, account_of_row, account_of_run, evaluations_until
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import curve, mean_if_all
+from fastlaunch.analysis.cost import assumptions_of_row, usd_per_s_of_row
 from fastlaunch.analysis.differences import FLOOR, RunTime
 from fastlaunch.analysis.looks import look_through
 from fastlaunch.analysis.pooling import MeasuredRun, data_of, pooling_key, samples_per_step
-from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, scaled
+from fastlaunch.analysis.pricing import scaled
 from fastlaunch.analysis.rate import IN_RANGE
 from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.analysis.suggest import seeds
 from fastlaunch.analysis.verdicts import exp
+from fastlaunch.catalog.prices import VolumePrice
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval
@@ -91,7 +93,7 @@ class RunToTarget:
     step: int | None = None  # of the first evaluation that meets the target; None if none does
     time_s: float | None = None  # until then; None if its step time is unknown
     waited_steps: int | None = None  # since the evaluation before
-    unknown: tuple[str, ...] = ()  # parts that time_s does not include
+    unknown: tuple[str, ...] = ()  # parts that no run of the row recorded; time_s has what is assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +109,12 @@ class RowToTarget:
     time_s: Interval | None
     samples: Interval | None  # steps, if a step's samples are unknown
     reason: str | None  # why there is no mean time
+    usd_per_s: float | None = None  # of all nodes, with their volumes; None without a price
+    assumed_s: Mapping[str, float] = field(default_factory=dict)  # seconds by unknown part
 
     @property
-    def usd_per_s(self) -> float | None:
-        price = self.row.price
-        return price.usd_per_hour * self.row.setup.num_nodes / SECONDS_PER_HOUR if price else None
+    def usd(self) -> Interval | None:
+        return scaled(self.time_s, self.usd_per_s) if self.time_s and self.usd_per_s else None
 
     @property
     def is_ranked(self) -> bool:
@@ -120,8 +123,10 @@ class RowToTarget:
         return timed and not self.row.is_barred
 
 
-def to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]:
-    """Return every row's way to `target`.
+def to_target(
+    comparison: Comparison, target: Target, volume_of: Callable[[str], VolumePrice | None] = lambda _: None
+) -> tuple[RowToTarget, ...]:
+    """Return every row's way to `target`. volume_of: returns a region's volume price.
 
     Raises UserError if no run was evaluated on held-out data, UnknownName if no run has the metric.
     """
@@ -134,7 +139,7 @@ def to_target(comparison: Comparison, target: Target) -> tuple[RowToTarget, ...]
     known = {line.metric for line in lines if line.metric is not None} | {LOSS}
     if target.metric not in known:
         raise UnknownName("metric", target.metric, known)
-    return tuple(_row(row, runs, target) for row, runs in rows)
+    return tuple(_row(row, runs, target, usd_per_s_of_row(row, volume_of)) for row, runs in rows)
 
 
 def _runs_of(row: Row, unfit: Iterable[MeasuredRun]) -> list[MeasuredRun]:
@@ -149,8 +154,15 @@ def _runs_of(row: Row, unfit: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     return [*row.runs, *failed]
 
 
-def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTarget:
-    runs = [_run(run, row, target) for run in candidates]
+def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target, usd_per_s: float | None) -> RowToTarget:
+    of_row, assumptions = account_of_row(row), assumptions_of_row(row)
+    known_s = of_row.once_s if of_row else {}
+    assumed_s = {
+        part: seconds
+        for part in ONCE
+        if known_s.get(part) is None and (seconds := getattr(assumptions, f"{part}_s"))
+    }
+    runs = [_run(run, row, target, {**known_s, **assumed_s}, assumed_s) for run in candidates]
     by_seed: dict[int | None, list[RunToTarget]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
@@ -174,10 +186,19 @@ def _row(row: Row, candidates: Sequence[MeasuredRun], target: Target) -> RowToTa
         time_s=None if reason else _mean_over_seeds(list(known.values())),
         samples=samples,
         reason=reason,
+        usd_per_s=usd_per_s,
+        assumed_s=assumed_s,
     )
 
 
-def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
+def _run(
+    candidate: MeasuredRun,
+    row: Row,
+    target: Target,
+    once_s: Mapping[str, float | None],
+    assumed_s: Collection[str],
+) -> RunToTarget:
+    """Return a run's way to the target. once_s: seconds by part of ONCE, for parts that it did not record."""
     summary = candidate.summary
     scores = {step: target.value_of(line) for step, line in curve(summary).items()}
     values = [value for value in scores.values() if value is not None]
@@ -188,13 +209,15 @@ def _run(candidate: MeasuredRun, row: Row, target: Target) -> RunToTarget:
     unknown: tuple[str, ...] = ()
     if step is not None and account is not None:
         parts = {**account.parts_s(step), "evaluations": evaluations_until(summary.quality.evals, step)}
+        unknown = tuple(part for part in account.unknown if part in assumed_s or part not in ONCE)
+        parts |= {part: once_s.get(part) for part in ONCE if parts[part] is None}
         if parts["warmup"] is not None and summary.timing.num_warmup_steps:
             # A run that reached the target during warm-up did only a part of the warm-up.
             parts["warmup"] *= min(1.0, step / summary.timing.num_warmup_steps)
-        if summary.startup.compile_cached and (of_row := account_of_row(row)) is not None:
+        if summary.startup.compile_cached:
             # A job on a new machine compiles without a cache.
-            parts["compile"] = of_row.once_s["compile"]
-        total_s, unknown = sum(part for part in parts.values() if part is not None), account.unknown
+            parts["compile"] = once_s.get("compile", parts["compile"])
+        total_s = sum(part for part in parts.values() if part is not None)
         time_s = total_s if math.isfinite(total_s) else None
     return RunToTarget(
         run_id=candidate.run_id,

@@ -214,7 +214,7 @@ def print_comparison(
     below: Sequence[str] = (),
     **beside: object,
 ) -> None:
-    """Print the comparison, the answer first, with the cost to finish or to reach a target on request.
+    """Print the comparison, the answer first, and before it the cost to finish or to reach a target.
 
     below: lines under the table. beside: further objects of the JSON. Raises UserError for an unreadable
     target, an unknown column, and an option that does not apply to this output format.
@@ -241,15 +241,17 @@ def print_comparison(
         click.echo(as_json(comparison, further))
         return
     width = output_width()
-    parts = ["\n".join(map(wrapped, answer(comparison, lettered=not in_full).splitlines()))]
-    if in_full:
-        parts.append(as_table(comparison, only=columns, brief=brief, width=width))
-    else:
-        parts.append(as_overview(comparison, width=width))
+    parts = []
+    # What was asked for beside the comparison stands first.
     if finish is not None:
         parts.append(finish_table(comparison, finish, comparison.catalogue, width=width))
     if target is not None:
         parts.append(target_table(comparison, target, comparison.catalogue, width=width))
+    parts.append("\n".join(map(wrapped, answer(comparison, lettered=not in_full).splitlines())))
+    if in_full:
+        parts.append(as_table(comparison, only=columns, brief=brief, width=width))
+    else:
+        parts.append(as_overview(comparison, width=width))
     if not in_full:
         parts.append("more: --all (every row, column and note), --why ROW, --notes")
     print_coloured("\n".join(["\n\n".join(parts), *([""] if below else []), *below]), VERDICT_COLOURS)

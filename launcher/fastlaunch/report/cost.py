@@ -1,7 +1,7 @@
 """The time and cost of a training, and of the same job on each row: sentences, tables and plain data."""
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastlaunch.analysis.account import WORDS
@@ -14,7 +14,7 @@ from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.tables import WIDTH, Column, table
-from fastlaunch.core.units import duration_text
+from fastlaunch.core.units import duration_text, first_names
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
 from fastlaunch.report.text import UNKNOWN, about, bulleted, dollars, limits, name_of, number, with_range
@@ -50,8 +50,16 @@ def tokens_text(rate: Rate, usd: float, samples: float) -> str:
 
 
 def hours_text(hours: float) -> str:
-    """Return `5.90 h`, or `24.0 min`."""
-    return f"{number(hours)} h" if hours >= 0.995 else f"{number(hours * 60)} min"
+    """Return `5.90 h`, `24.0 min` or `11.1 s`."""
+    unit, per_hour = _time_unit(hours)
+    return f"{number(hours * per_hour)} {unit}"
+
+
+def _time_unit(hours: float) -> tuple[str, float]:
+    """Return the unit in which so many hours are readable, and how many of them an hour has."""
+    if hours >= 0.995:
+        return "h", 1.0
+    return ("min", 60.0) if hours * 60 >= 0.995 else ("s", SECONDS_PER_HOUR)
 
 
 def rate_to_json(rate: Rate) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def notes(cost: Cost) -> Iterator[str]:
     elif cost.hours.low is None:
         yield "there is no interval: the speed has none"
     else:
-        yield "ranges and ± hold 90%, by the speed's; parts that come once have none"
+        yield "± is a 90% range from the speed alone; one-off parts carry no range"
 
 
 def cost_to_json(cost: Cost) -> dict[str, Any]:
@@ -130,15 +138,28 @@ def cost_to_json(cost: Cost) -> dict[str, Any]:
     }
 
 
-#: Notes on dollars that nobody was billed.
-HOW_COSTS_ARE_KNOWN = (
-    "boot and other parts that no run of a row shows are assumed, as `fastlaunch estimate` lists them",
-    "ranges and ± hold 90%, on any machine of the type; parts that come once have none",
-)
+def evidence_text(evidence: str, assumed: Collection[str]) -> str:
+    """Return `measured`, or `measured + assumed start` where parts of the sum are assumed."""
+    return f"{evidence} + assumed start" if assumed else evidence
+
+
+def assumed_note(assumed_s: Mapping[str, float]) -> Iterator[str]:
+    """Yield a note on the parts that are assumed, with their seconds."""
+    if assumed_s:
+        parts = " and ".join(
+            f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in assumed_s.items()
+        )
+        yield f"assumed, not measured: {parts}; no range includes this, and a narrower ± is left out"
+
+
+def beside_assumed(quantity: Interval, assumed: float) -> Interval:
+    """Return the quantity without its range if the assumed part of it is larger than the range."""
+    is_narrow = quantity.high is not None and quantity.high - quantity.value < assumed
+    return Interval(value=quantity.value) if is_narrow else quantity
 
 
 def finish_table(comparison: Comparison, steps: float, catalogue: Catalogue, *, width: int = WIDTH) -> str:
-    """Return the time and cost of jobs as long as `steps` steps of the baseline, by workload."""
+    """Return, by workload, what a job as long as `steps` steps of the baseline takes on each row."""
     return "\n\n".join(
         _section(workload, finishes, width) for workload, finishes in _finishes(comparison, steps, catalogue)
     )
@@ -152,7 +173,7 @@ def finish_json(comparison: Comparison, steps: float, catalogue: Catalogue) -> d
             {
                 "workload": workload,
                 "sample_unit": finishes[0].row.setup.sample_unit,
-                "sentence": _cheapest(finishes),
+                "sentence": _sentence(finishes),
                 "rows": [_row_to_json(finish) for finish in finishes],
             }
             for workload, finishes in _finishes(comparison, steps, catalogue)
@@ -171,55 +192,131 @@ def _finishes(
 def _section(workload: str, finishes: list[Finish], width: int) -> str:
     rows = [finish.row for finish in finishes]
     is_alike = len({finish.steps for finish in finishes}) == 1
+    is_priced = any(row.price for row in rows)
+    longest = max((finish.cost.hours.value for finish in finishes if finish.cost), default=1.0)
+    unit, per_hour = _time_unit(longest)
     columns: list[Column[Finish]] = [
         Column("row", lambda finish: name_of(finish.row, rows)),
         Column("steps", lambda finish: None if is_alike else about(finish.steps), align="right"),
-        Column("h", lambda finish: finish.cost and with_range(finish.cost.hours), align="right"),
         Column(
-            "$",
-            lambda finish: (
-                finish.row.price and finish.cost and with_range(finish.cost.usd, format_value=dollars)
-            ),
+            unit,
+            lambda finish: finish.cost and with_range(_hours(finish.cost), factor=per_hour),
             align="right",
         ),
-        Column("evidence", lambda finish: finish.rate and finish.rate.evidence),
+        Column(
+            "$",
+            lambda finish: finish.row.price and finish.cost and _usd_text(finish.cost),
+            align="right",
+        ),
+        Column("evidence", _evidence),
     ]
-    base = max(finishes, key=lambda finish: finish.row.is_baseline)
-    samples = "" if base.row.group.measure == BARE_STEP else f" of {name_of(base.row, rows)}"
-    notes = [*filter(None, [_cheapest(finishes)]), *HOW_COSTS_ARE_KNOWN]
-    heading = textwrap.fill(f"{workload}: to the end of {base.steps:,.10g} steps{samples}", width)
-    text = table(finishes, columns, width, rule=True, missing=UNKNOWN)
-    return "\n\n".join([heading, text, bulleted(notes, width)])
+    assumed_s = {name: s for finish in finishes if finish.cost for name, s in finish.cost.assumed_s.items()}
+    has_range = any(_hours(finish.cost).low is not None for finish in finishes if finish.cost)
+    notes = [*([_HOW_SURE] if has_range else []), *assumed_note(assumed_s)]
+    heading = textwrap.fill(f"{workload}: time{' and cost' if is_priced else ''} for {_job(finishes)}", width)
+    text = table(_ordered(finishes), columns, width, rule=True, missing=UNKNOWN)
+    sentence = textwrap.fill(f"{_sentence(finishes)}.", width, break_on_hyphens=False)
+    return "\n\n".join([sentence, heading, text, bulleted(notes, width)])
 
 
-def _cheapest(finishes: list[Finish]) -> str | None:
-    """Return a sentence on the cheapest ranked row that trains like the baseline; None without prices.
+def _hours(cost: Cost) -> Interval:
+    return beside_assumed(cost.hours, sum(cost.assumed_s.values()) / SECONDS_PER_HOUR)
 
-    It names the rows whose ranges overlap with the cheapest's.
-    """
-    ranked = [
-        (finish.cost.usd, finish)
-        for finish in finishes
-        if finish.cost
-        and finish.row.price
-        and not finish.row.is_barred
-        and finish.row.verdict.comparable_as == TRAINING
-    ]
-    if not ranked:
+
+def _usd_text(cost: Cost) -> str | None:
+    # Dollars have the range of the hours.
+    usd = cost.usd if _hours(cost).high is not None else Interval(value=cost.usd.value)
+    return with_range(usd, format_value=dollars)
+
+
+#: What the ranges of a finish are, beside verdicts at 95%.
+_HOW_SURE = "± is a 90% range from the speed alone, on any machine of the type; one-off parts carry no range"
+
+
+def _evidence(finish: Finish) -> str | None:
+    if finish.rate is None or finish.cost is None:
         return None
-    least, best = min(ranked, key=lambda priced: priced[0].value)
-    assert best.cost is not None and best.rate is not None
-    hours = number(best.cost.hours.value)
+    return evidence_text(finish.rate.evidence, finish.cost.assumed_s)
+
+
+def _job(finishes: Sequence[Finish]) -> str:
+    """Return `10,000 steps`; where steps differ, `as many images as 10,000 bf16 steps`."""
     rows = [finish.row for finish in finishes]
-    near = [
-        name_of(finish.row, rows)
-        for usd, finish in ranked
-        if finish is not best and (usd.low or usd.value) <= (least.high or least.value)
-    ]
-    unsettled = f"; too close to tell: {', '.join(near)}" if near else ""
+    base = max(finishes, key=lambda finish: finish.row.is_baseline)
+    if len({finish.steps for finish in finishes}) == 1 or base.row.group.measure == BARE_STEP:
+        return f"{base.steps:,.10g} steps"
+    name = name_of(base.row, rows)
+    of_base = f"steps of {name}" if " " in name else f"{name} steps"
+    return f"as many {base.row.setup.sample_unit} as {base.steps:,.10g} {of_base}"
+
+
+def _is_ranked(finish: Finish) -> bool:
+    row = finish.row
+    return finish.cost is not None and not row.is_barred and row.verdict.comparable_as == TRAINING
+
+
+def _amount(finish: Finish, *, in_dollars: bool) -> Interval:
+    assert finish.cost is not None
+    return finish.cost.usd if in_dollars else finish.cost.hours
+
+
+def _in_dollars(finishes: Sequence[Finish]) -> bool:
+    """Return whether dollars order the ranked rows; else hours do."""
+    return all(finish.row.price for finish in finishes if _is_ranked(finish))
+
+
+def _ordered(finishes: Sequence[Finish]) -> list[Finish]:
+    """Return the ranked rows, the cheapest or else the fastest first; then the others likewise."""
+    in_dollars = _in_dollars(finishes)
+
+    def key(finish: Finish) -> tuple[bool, bool, float]:
+        is_known = finish.cost is not None and not (in_dollars and finish.row.price is None)
+        amount = _amount(finish, in_dollars=in_dollars).value if is_known else 0.0
+        return not _is_ranked(finish), not is_known, amount
+
+    return sorted(finishes, key=key)
+
+
+def _sentence(finishes: Sequence[Finish]) -> str:
+    """Return which ranked row, trained like the baseline, ends the job for least, or first without prices.
+
+    It names the rows whose ranges overlap with the best row's, or else the runner-up.
+    """
+    ranked = [finish for finish in _ordered(finishes) if _is_ranked(finish)]
+    job = _job(finishes)
+    if not ranked:
+        return f"no row for {job} is both ranked and timed"
+    rows, in_dollars = [finish.row for finish in finishes], _in_dollars(finishes)
+    best, *others = ranked
+    least = _amount(best, in_dollars=in_dollars)
+    how = "cost least with" if in_dollars else "finish first with"
+
+    def took(finish: Finish) -> str:
+        assert finish.cost is not None
+        hours = _hours(finish.cost)
+        text = hours_text(hours.value)
+        if in_dollars:
+            return f"${_usd_text(finish.cost)} in {text}"
+        return f"{text}{limits(hours, _time_unit(hours.value)[1], number)}"
+
+    near = []
+    for finish in others:
+        amount = _amount(finish, in_dollars=in_dollars)
+        if (amount.low or amount.value) <= (least.high or least.value):
+            near.append(finish)
+    name = name_of(best.row, rows)
+    if near:
+        rivals = first_names([f"{name_of(finish.row, rows)} ({took(finish)})" for finish in near], 2)
+        return (
+            f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}: the"
+            " ranges overlap"
+        )
+    if not others:
+        return f"{job} {how} {name}: {took(best)}, {_evidence(best)}"
+    percent = 100 * (1 - least.value / _amount(others[0], in_dollars=in_dollars).value)
     return (
-        f"{best.steps:,.10g} steps cost least with {name_of(best.row, rows)}: "
-        f"${with_range(least, format_value=dollars)} in {hours} h, {best.rate.evidence}{unsettled}"
+        f"{job} {how} {name}: {took(best)}, {percent:.1f}% less than with {name_of(others[0].row, rows)},"
+        f" {_evidence(best)}"
     )
 
 
@@ -231,7 +328,7 @@ def _row_to_json(finish: Finish) -> dict[str, Any]:
         "run_ids": list(row.run_ids),
         "steps": finish.steps,
         "usd_per_hour": row.price.usd_per_hour if row.price else None,
-        **(rate_to_json(finish.rate) if finish.rate else {}),
+        **(rate_to_json(finish.rate) | {"evidence": _evidence(finish)} if finish.rate else {}),
         **(cost_to_json(cost) if cost else {"hours": None, "usd": None, "parts": []}),
     }
     if row.price is None:

@@ -1,13 +1,16 @@
 """The cost of training to a target, as a text table and plain data."""
 
+import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fastlaunch.analysis.account import WORDS
-from fastlaunch.analysis.compare import Comparison, Row
-from fastlaunch.analysis.cost import Cost, cost_of_row
-from fastlaunch.analysis.rate import Rate
+from fastlaunch.analysis.compare import Comparison
+from fastlaunch.analysis.rate import rate_of_row
 from fastlaunch.analysis.target import (
+    LOSS,
+    Margin,
     RowToTarget,
     Target,
     are_on_other_data,
@@ -16,8 +19,9 @@ from fastlaunch.analysis.target import (
     to_target,
 )
 from fastlaunch.catalog.prices import Catalogue
-from fastlaunch.core.tables import WIDTH, Column, table
-from fastlaunch.report.cost import HOW_COSTS_ARE_KNOWN, volume_prices
+from fastlaunch.core.tables import KEPT, WIDTH, Column, table
+from fastlaunch.measure.summary import Interval
+from fastlaunch.report.cost import assumed_note, beside_assumed, evidence_text, volume_prices
 from fastlaunch.report.data import fields_to_json, place_to_json, quantity_to_json
 from fastlaunch.report.text import (
     UNKNOWN,
@@ -53,35 +57,51 @@ def target_json(comparison: Comparison, target: str, catalogue: Catalogue) -> di
     }
 
 
-#: A row's way to the target, and the rate and cost of as many samples; None without a mean or a price.
-_Priced = tuple[RowToTarget, tuple[Rate, Cost] | None]
-
-
-def _by_workload(comparison: Comparison, target: Target, catalogue: Catalogue) -> dict[str, list[_Priced]]:
-    volumes = volume_prices(comparison, catalogue)
-    workloads: dict[str, list[_Priced]] = {}
-    for result in to_target(comparison, target):
-        cost = None
-        if result.time_s and result.samples and result.row.price:
-            cost = cost_of_row(result.row, result.samples, volumes)
-        workloads.setdefault(result.row.setup.workload, []).append((result, cost))
+def _by_workload(
+    comparison: Comparison, target: Target, catalogue: Catalogue
+) -> dict[str, list[RowToTarget]]:
+    """Return the rows by workload: ranked ones by the mean, then the others by the seeds that reached it."""
+    workloads: dict[str, list[RowToTarget]] = {}
+    for result in to_target(comparison, target, volume_prices(comparison, catalogue)):
+        workloads.setdefault(result.row.setup.workload, []).append(result)
     return workloads
 
 
-def _section(results: Sequence[_Priced], target: Target, width: int) -> str:
-    rows = [result.row for result, _ in results]
+def _ordered(results: Sequence[RowToTarget], target: Target) -> list[RowToTarget]:
+    """Return ranked rows first, the best first, then the others by the share of seeds that reached it."""
+    behind = margins(results, target)
+    place = {id(margin.other): number for number, margin in enumerate(behind, start=1)}
+
+    def key(result: RowToTarget) -> tuple[bool, int, tuple[float, float]]:
+        return not result.is_ranked, place.get(id(result), 0), _distance(result, target)
+
+    return sorted(results, key=key)
+
+
+def _distance(result: RowToTarget, target: Target) -> tuple[float, float]:
+    """Return numbers that are lower the closer the row came: seeds that failed, and its best score."""
+    scores = [run.best if target.metric == LOSS else -run.best for run in result.runs if run.best is not None]
+    return -result.num_reached / result.num_seeds, min(scores, default=math.inf)
+
+
+def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
+    rows = [result.row for result in results]
+    sentence = textwrap.fill(f"{_sentence(results, target)}.", width, break_on_hyphens=False)
     return "\n\n".join(
         [
+            sentence,
             f"{rows[0].setup.workload}: to {target.text} on held-out data",
-            table(results, _columns(rows), width, rule=True, missing=UNKNOWN),
+            table(_ordered(results, target), _columns(results), width, rule=True, missing=UNKNOWN),
             bulleted(list(notes(results, target)), width),
         ]
     ).rstrip()
 
 
-def _columns(rows: Sequence[Row]) -> list[Column[_Priced]]:
-    def of_row(name: str, value: Callable[[RowToTarget], str | None]) -> Column[_Priced]:
-        return Column(name, lambda priced: value(priced[0]), align="right")
+def _columns(results: Sequence[RowToTarget]) -> list[Column[RowToTarget]]:
+    rows = [result.row for result in results]
+
+    def right(name: str, value: Callable[[RowToTarget], str | None], importance: int = KEPT) -> Any:
+        return Column(name, value, align="right", importance=importance)
 
     def steps(result: RowToTarget) -> list[float]:
         return [run.step or 0 for run in result.runs if run.step is not None]
@@ -89,75 +109,139 @@ def _columns(rows: Sequence[Row]) -> list[Column[_Priced]]:
     def best(result: RowToTarget) -> list[float]:
         return [run.best for run in result.runs if run.best is not None]
 
-    def usd(priced: _Priced) -> str | None:
-        return with_range(priced[1][1].usd, format_value=dollars) if priced[1] else None
-
+    is_one_batch = len({row.setup.global_batch for row in rows}) == 1
+    is_one_evidence = len({_evidence(result) for result in results if result.time_s}) == 1
     return [
-        Column("row", lambda priced: name_of(priced[0].row, rows)),
-        of_row("batch", lambda result: str(result.row.setup.global_batch)),
-        of_row("reached", lambda result: f"{result.num_reached} of {result.num_seeds}"),
-        of_row("best", lambda result: span(best(result), "{:.4g}".format)),
-        of_row("steps", lambda result: span(steps(result), about)),
-        of_row("seconds", lambda result: span(list(result.times_s.values()), number)),
-        of_row("mean s", lambda result: with_range(result.time_s)),
-        Column("$", usd, align="right"),
-        Column("evidence", lambda priced: priced[1][0].evidence if priced[1] else None),
+        Column("row", lambda result: name_of(result.row, rows)),
+        right("batch", lambda result: None if is_one_batch else str(result.row.setup.global_batch)),
+        right("reached", lambda result: f"{result.num_reached} of {result.num_seeds}"),
+        right("best", lambda result: span(best(result), "{:.4g}".format), 20),
+        right("steps", lambda result: span(steps(result), about), 15),
+        right("seconds", lambda result: span(list(result.times_s.values()), number), 10),
+        right("mean s", lambda result: with_range(_beside_assumed(result.time_s, result))),
+        right("$", lambda result: with_range(_beside_assumed(result.usd, result), format_value=dollars)),
+        # If it is the same in all rows, the sentence has it.
+        Column("evidence", lambda result: None if is_one_evidence else _evidence(result), importance=30),
     ]
 
 
-def notes(results: Sequence[_Priced], target: Target) -> Iterator[str]:
-    """Yield the cheapest row and its margin, why other rows have no mean, and what the times leave out."""
-    rows = [result.row for result, _ in results]
-    yield from _ranking(results, target, rows)
-    for result, _ in results:
+def _evidence(result: RowToTarget) -> str | None:
+    """Return how the time is known; None without a mean."""
+    rate = rate_of_row(result.row) if result.time_s else None
+    return evidence_text(rate.evidence, result.assumed_s) if rate else None
+
+
+def _beside_assumed(quantity: Interval | None, result: RowToTarget) -> Interval | None:
+    """Return the mean time or its dollars, without the range if more than that is assumed."""
+    if quantity is None or result.time_s is None:
+        return None
+    share = sum(result.assumed_s.values()) / result.time_s.value
+    return beside_assumed(quantity, share * quantity.value)
+
+
+def _sentence(results: Sequence[RowToTarget], target: Target) -> str:
+    """Return which row reaches the target first, or for least, and how surely; or which came closest."""
+    rows = [result.row for result in results]
+    ranked = [result for result in results if result.is_ranked]
+    if not ranked:
+        return _closest(results, target)
+    if are_on_other_data(ranked, target):
+        return "the rows were evaluated on different data or tokens, so they are not compared"
+    behind = margins(ranked, target)
+    best = behind[0].best if behind else ranked[0]
+    in_dollars = all(result.usd_per_s for result in ranked)
+
+    def took(result: RowToTarget) -> str:
+        assert result.time_s is not None
+        seconds = f"{number(result.time_s.value)} s"
+        text = f"${dollars(result.usd.value)} in" if in_dollars and result.usd else "after"
+        return f"{text} {seconds}"
+
+    name = name_of(best.row, rows)
+    how = "costs least with" if in_dollars else "is reached first with"
+    if not behind:
+        return (
+            f"{target.text} {how} {name}: {took(best)}, the mean of {best.num_seeds} seeds, {_evidence(best)}"
+        )
+    second = behind[0]
+    other = f"{name_of(second.other.row, rows)} {_margin_text(second, in_dollars=in_dollars)}"
+    if not second.is_settled:
+        return (
+            f"it is not settled whether {target.text} {how} {name} ({took(best)}, {_evidence(best)}): {other}"
+        )
+    return f"{target.text} {how} {name}: {took(best)}, {_evidence(best)}; {other}"
+
+
+def _margin_text(margin: Margin, *, in_dollars: bool) -> str:
+    more = f"{100 * (margin.ratio.value - 1):.1f}% more"
+    return f"{'costs' if in_dollars else 'takes'} {more}{between(margin.ratio)}"
+
+
+def _closest(results: Sequence[RowToTarget], target: Target) -> str:
+    """Return that no row reached the target with enough seeds, and which came closest."""
+    rows = [result.row for result in results]
+    closest = min(results, key=lambda result: _distance(result, target))
+    name, seeds = name_of(closest.row, rows), f"{closest.num_reached} of {closest.num_seeds}"
+    noun = "rounds" if closest.row.setup.is_script else "seeds"
+    if closest.num_reached == closest.num_seeds:
+        why = (
+            f"{name} is {closest.row.verdict.kind}" if closest.reason is None else f"{name}, {closest.reason}"
+        )
+        return f"no row that reached {target.text} can be ranked: {why}"
+    counts = {result.num_seeds for result in results}
+    all_seeds = f"all {counts.pop()} {noun}" if len(counts) == 1 else f"all its {noun}"
+    best = [run.best for run in closest.runs if run.best is not None]
+    if closest.num_reached:
+        how = seeds
+    else:
+        how = f"best {(min if target.metric == LOSS else max)(best):.4g}" if best else "no score"
+    return f"no row reached {target.text} with {all_seeds}; closest: {name}, {how}"
+
+
+def notes(results: Sequence[RowToTarget], target: Target) -> Iterator[str]:
+    """Yield the margins after the first, why rows have no mean, and what the times assume and leave out."""
+    rows = [result.row for result in results]
+    ranked = [result for result in results if result.is_ranked]
+    in_dollars = all(result.usd_per_s for result in ranked)
+    for margin in margins(results, target)[1:]:
+        open_end = "" if margin.is_settled else ": not settled"
+        yield f"{name_of(margin.other.row, rows)} {_margin_text(margin, in_dollars=in_dollars)}{open_end}"
+    for result in results:
         name = name_of(result.row, rows)
-        if result.reason is not None:
-            # The runs that stopped before both their last step and the target.
-            statuses = (run.status for run in result.runs if run.step is None)
-            others = [status for status in dict.fromkeys(statuses) if status != "completed"]
-            ends = f" (others ended as {', '.join(others)})" if others else ""
-            yield f"{name}: n/a, {result.reason}{ends}"
-        elif result.row.is_barred:
+        # The runs that stopped before both their last step and the target.
+        ends = dict.fromkeys(run.status for run in result.runs if run.step is None)
+        if others := [status for status in ends if status != "completed"]:
+            yield f"{name}: the other runs ended as {', '.join(others)}"
+        # The table already says how many seeds reached it.
+        elif result.reason is not None and result.num_reached in (0, result.num_seeds):
+            if result.num_reached or all(run.best is None for run in result.runs):
+                yield f"{name}: n/a, {result.reason}"
+        elif result.time_s and result.row.is_barred:
             yield f"{name} is {result.row.verdict.kind}, so it is not compared"
-    waits = [run.waited_steps for result, _ in results for run in result.runs if run.waited_steps is not None]
-    if waits:
-        late = f"up to {about(max(waits))} steps late"
-        yield f"a target counts as reached at the first evaluation that shows it, {late}"
-    unknown = dict.fromkeys(part for result, _ in results for run in result.runs for part in run.unknown)
+    if not any(result.time_s for result in results):
+        return
+    waits = [run.waited_steps for result in results for run in result.runs if run.waited_steps is not None]
+    late = f"up to {about(max(waits))} steps late"
+    yield f"a target counts as reached at the first evaluation that shows it, {late}"
+    unknown = dict.fromkeys(
+        part
+        for result in results
+        for run in result.runs
+        for part in run.unknown
+        if part not in result.assumed_s
+    )
     if unknown:
         yield f"not included in seconds where unknown: {', '.join(WORDS.get(p, p) for p in unknown)}"
-    if any(known for _, known in results):
-        yield from HOW_COSTS_ARE_KNOWN
-    elif any(result.time_s for result, _ in results):
-        yield "ranges and ± hold 90%, by the seeds"
+    if any(time.low is not None for result in results if (time := _beside_assumed(result.time_s, result))):
+        yield "± is a 90% range over the seeds"
+    yield from assumed_note({part: s for result in results for part, s in result.assumed_s.items()})
 
 
-def _ranking(results: Sequence[_Priced], target: Target, rows: Sequence[Row]) -> Iterator[str]:
-    costs = {id(result): known[1] for result, known in results if known}
-    ranked = [result for result, _ in results if result.is_ranked]
-    if not ranked:
-        return
-    if are_on_other_data(ranked, target):
-        yield "the rows were evaluated on different data or tokens, so they are not compared"
-        return
-    behind = margins(ranked, target)
-    priced = all(result.usd_per_s for result in ranked)
-    best = behind[0].best if behind else ranked[0]
-    name = name_of(best.row, rows)
-    if priced and id(best) in costs:
-        yield f"{target.text} costs least with {name}: ${dollars(costs[id(best)].usd.value)}"
-    elif best.time_s is not None:
-        yield f"{target.text} is reached first with {name}: after {number(best.time_s.value)} s"
-    for margin in behind:
-        more = f"{100 * (margin.ratio.value - 1):+.1f}%{between(margin.ratio)}, by its seeds' times"
-        open_end = "" if margin.is_settled else ": not settled"
-        yield f"{name_of(margin.other.row, rows)} {'costs' if priced else 'takes'} {more}{open_end}"
-
-
-def _to_json(workload: str, results: Sequence[_Priced], target: Target) -> dict[str, Any]:
+def _to_json(workload: str, results: Sequence[RowToTarget], target: Target) -> dict[str, Any]:
     return {
         "workload": workload,
-        "rows": [_row_to_json(*result) for result in results],
+        "sentence": _sentence(results, target),
+        "rows": [_row_to_json(result) for result in results],
         "margins": [
             {
                 "best": place_to_json(margin.best.row),
@@ -165,23 +249,24 @@ def _to_json(workload: str, results: Sequence[_Priced], target: Target) -> dict[
                 "ratio": quantity_to_json(margin.ratio),
                 "settled": margin.is_settled,
             }
-            for margin in margins([result for result, _ in results], target)
+            for margin in margins(results, target)
         ],
         "notes": list(notes(results, target)),
     }
 
 
-def _row_to_json(result: RowToTarget, known: tuple[Rate, Cost] | None) -> dict[str, Any]:
-    row = result.row
+def _row_to_json(result: RowToTarget) -> dict[str, Any]:
+    row, usd = result.row, result.usd
+    rate = rate_of_row(row) if usd else None
     return {
         **place_to_json(row),
         "global_batch": row.setup.global_batch,
         **fields_to_json(result, "num_seeds", "num_reached"),
         "time_to_target_s": quantity_to_json(result.time_s),
         "samples_to_target": quantity_to_json(result.samples),
-        "usd_to_target": quantity_to_json(known[1].usd) if known else None,
-        "evidence": known[0].evidence if known else None,
-        "source": known[0].source if known else None,
+        "usd_to_target": quantity_to_json(usd),
+        "evidence": _evidence(result) if rate else None,
+        "source": rate.source if rate else None,
         "usd_per_hour": row.price.usd_per_hour if row.price else None,
         "reason": result.reason,
         "ranked": result.is_ranked,

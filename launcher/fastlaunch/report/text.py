@@ -386,13 +386,15 @@ def with_range(
 
 
 def limits(quantity: Interval, factor: float, format_value: Callable[[float], str]) -> str:
-    """Return ` ±0.8%`, half the interval in percent of the value; empty without an interval.
+    """Return ` ±0.8%`, half the interval in percent of the value; empty without an interval or below 0.05%.
 
     Show a wide, asymmetric interval by its limits: ` (1.02 to 1.89)`.
     """
     if quantity.low is None or quantity.high is None:
         return ""
     half = (quantity.high - quantity.low) / 2 / quantity.value
+    if half < 0.0005:
+        return ""
     if half <= _EVEN:
         return f" ±{100 * half:.1f}%"
     return f" ({quantity.range_text(lambda limit: format_value(limit * factor))})"
