@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import at_end
 from fastlaunch.analysis.memory import (
-    SHARDED_GPUS,
     USABLE_MEMORY,
     Memory,
     memory_line,
-    memory_of,
     peaks_by_batch,
+    what_lacks,
 )
 from fastlaunch.analysis.pooling import STEP, data_of, samples_per_step
 from fastlaunch.analysis.pricing import accelerator_of
@@ -38,8 +37,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Setup
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.recipes.recipes import RECIPES, in_parts, resolve_recipe
-from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
+from fastlaunch_train.recipes.recipes import RECIPES, in_parts
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem
 
 
@@ -119,8 +117,6 @@ def samples_to_train_as(reference: Row, comparison: Comparison) -> dict[int, flo
 
 #: The most options to name in a hint.
 _MOST_NAMED = 3
-#: The least tokens of a sample to propose.
-_SHORTEST = 512
 #: A query, the factor of its samples, and the assumption behind that.
 _Candidate = tuple[Query, float, str | None]
 
@@ -265,7 +261,7 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
     for label, of_recipe in by_recipe.items():
         known = of_recipe[0].setup.known_recipe
         recipe = (known and in_parts(known, 1)) or label
-        memory = _reckoned(recipe, subject)
+        memory = subject.tuning.memory_of(recipe) if subject.tuning and isinstance(recipe, Recipe) else None
         fixed, per_sample = _memory_of(of_recipe, subject, memory, catalogue)
         facts.append(
             RecipeFacts(
@@ -278,14 +274,8 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
                 failure=next((row.validity.failures[0] for row in of_recipe if row.is_barred), None),
             )
         )
-    if by_recipe and not subject.recipes:
-        return facts
-    facts += [
-        _unmeasured(recipe, subject)
-        for recipe in [*_variants(subject)] or (RECIPES["bf16"],)
-        if recipe.label not in by_recipe
-    ]
-    return facts
+    weighed = subject.tuning.recipes if subject.tuning else () if by_recipe else (RECIPES["bf16"],)
+    return facts + [_unmeasured(recipe, subject) for recipe in weighed if recipe.label not in by_recipe]
 
 
 def _unmeasured(recipe: Recipe, subject: Subject) -> RecipeFacts:
@@ -293,122 +283,9 @@ def _unmeasured(recipe: Recipe, subject: Subject) -> RecipeFacts:
         recipe=recipe,
         precision=recipe.precision,
         batches=(subject.info.batch_size,) if subject.info else (),
-        memory=_reckoned(recipe, subject),
+        memory=subject.tuning.memory_of(recipe) if subject.tuning else None,
         instead_of=recipe.name if recipe.activation_checkpointing == "block" else None,
     )
-
-
-def _reckoned(recipe: Recipe | str, subject: Subject) -> Memory | None:
-    if isinstance(recipe, str) or subject.size is None or not subject.recipes:
-        return None
-    return memory_of(subject.size, recipe)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryNeed:
-    """The memory of a recipe with one sample on a GPU, in GiB, as reckoned."""
-
-    recipe: str
-    num_gpus: int  # that share what is held
-    weights_gib: float  # frozen
-    trained_gib: float  # parameters, gradients, and the optimizer's moments
-    activations_gib: float
-    logits_gib: float
-    total_gib: float
-    too_small: tuple[str, ...]  # GPUs
-
-
-def memory_needs(
-    subject: Subject, instances: Sequence[InstanceType], catalogue: Catalogue
-) -> list[MemoryNeed]:
-    """Return the memory of the workload's recipes, with and without activation checkpointing."""
-    gpus = {
-        accelerator.name: accelerator
-        for instance in instances
-        if (accelerator := catalogue.accelerators[instance.accelerator]).compute_capability
-    }
-    needs = []
-    for recipe in _variants(subject):
-        memory = memory_of(subject.size, recipe) if subject.size else None
-        assert memory is not None
-        num_gpus = SHARDED_GPUS if memory.is_sharded else 1
-        fixed, per_sample = memory.line(subject.sequence_length or 0, num_gpus)
-        total = fixed + per_sample
-        tokens_per_gib = (subject.sequence_length or 0) / 2**30
-        needs.append(
-            MemoryNeed(
-                recipe=recipe.label,
-                num_gpus=num_gpus,
-                weights_gib=memory.weights / num_gpus / 2**30,
-                trained_gib=memory.states / num_gpus / 2**30,
-                activations_gib=memory.activations * tokens_per_gib,
-                logits_gib=memory.logits * tokens_per_gib,
-                total_gib=total,
-                too_small=tuple(
-                    sorted(
-                        name
-                        for name, gpu in gpus.items()
-                        if runs_on(recipe, gpu) and total > USABLE_MEMORY * gpu.memory_gib
-                    )
-                ),
-            )
-        )
-    return needs
-
-
-def _variants(subject: Subject) -> Iterator[Recipe]:
-    """Yield the workload's recipes, each also with activation checkpointing."""
-    for recipe in subject.recipes:
-        yield recipe
-        yield resolve_recipe(recipe.name, ["activation_checkpointing=block"])
-
-
-def runs_on(recipe: Recipe, accelerator: Accelerator) -> bool:
-    return _lacking(recipe, accelerator) is None
-
-
-def _lacking(recipe: Recipe | str, accelerator: Accelerator) -> str | None:
-    """Return what the GPU lacks for the recipe. For a script's variant the predictor checks its formats."""
-    if isinstance(recipe, str) or accelerator.compute_capability is None:
-        return None
-    capability = parse_version(accelerator.compute_capability)
-    return missing_part(recipe, Capabilities(compute_capability=capability, gpu=accelerator.name))
-
-
-def what_fits(
-    subject: Subject, recipe: Recipe | str, accelerator: Accelerator, num_gpus: int
-) -> tuple[str, ...] | None:
-    """Return options of `submit` with which one sample on each GPU fits; None if that is not reckoned.
-
-    They are activation checkpointing or a shorter sequence with the recipe itself, then other recipes.
-    """
-    size, tokens = subject.size, subject.sequence_length
-    if size is None or tokens is None or not subject.recipes:
-        return None
-
-    own_name = recipe.name if isinstance(recipe, Recipe) else None
-
-    def fits(recipe: Recipe, tokens: int) -> bool:
-        need_gib = sum(memory_of(size, recipe).line(tokens, num_gpus))
-        return runs_on(recipe, accelerator) and need_gib <= USABLE_MEMORY * accelerator.memory_gib
-
-    options_of: dict[str, str] = {}
-    for variant in sorted(_variants(subject), key=lambda variant: variant.name != own_name):
-        if fits(variant, tokens):
-            overrides = "".join(f" --set {field}={text}" for field, text in variant.overrides)
-            options_of.setdefault(variant.name, f"--recipe {variant.name}{overrides}")
-    lengths = (tokens // 2**halvings for halvings in range(1, tokens.bit_length()))
-    shorter = next(
-        (
-            length
-            for length in lengths
-            if length >= _SHORTEST and isinstance(recipe, Recipe) and fits(recipe, length)
-        ),
-        None,
-    )
-    by_length = [f"--sequence-length {shorter}"] if shorter else []
-    by_own = [options for name, options in options_of.items() if name == own_name]
-    return (*by_own, *by_length, *(options for name, options in options_of.items() if name != own_name))
 
 
 def _memory_of(
@@ -470,7 +347,10 @@ def _queries(
         for facts_of_recipe in usable:
             recipe_facts = facts_of_recipe
             label = label_of(recipe_facts.recipe)
-            if lacking := _lacking(recipe_facts.recipe, accelerator):
+            # For a script's variant, the predictor checks the GPU's formats.
+            if lacking := isinstance(recipe_facts.recipe, Recipe) and what_lacks(
+                recipe_facts.recipe, accelerator
+            ):
                 leave(name, label, lacking)
                 continue
             for num_nodes in range(1, most_nodes + 1):
@@ -489,7 +369,9 @@ def _queries(
                             label,
                             f"does not fit in memory: one sample needs {need_gib:.3g} GiB, and"
                             f" {USABLE_MEMORY * accelerator.memory_gib:.3g} can be used",
-                            what_fits(subject, recipe_facts.recipe, accelerator, num_gpus),
+                            subject.tuning.what_fits(label, accelerator, num_gpus)
+                            if subject.tuning
+                            else None,
                         )
                         continue
                     fitting.add((label, num_nodes))
@@ -544,7 +426,7 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     rows: the workload's. Raises UserError if the peaks of the recipe's rows show that it does not fit.
     """
     batch_size, part = query.batch_size_per_gpu, query.micro_batch
-    if subject.recipes and batch_size is None:
+    if subject.tuning and batch_size is None:
         batch_size = part = 1  # the least that a search for a batch tries
     if batch_size is None or part is None:
         return None
@@ -573,7 +455,7 @@ def check_memory(query: Query, rows: Sequence[Row], subject: Subject, catalogue:
     room_gib = USABLE_MEMORY * accelerator.memory_gib
     most = query.num_parts * int((room_gib - facts.fixed_gib) / facts.gib_per_sample)
     fits = _fitting_batch(query.recipe, most)
-    options = what_fits(subject, query.recipe, accelerator, query.num_gpus)
+    options = subject.tuning and subject.tuning.what_fits(query.undivided, accelerator, query.num_gpus)
     if fits is None and options:
         hint = f"give one of `{'`, `'.join(options[:_MOST_NAMED])}`, or take GPUs with more memory"
     elif fits is None:

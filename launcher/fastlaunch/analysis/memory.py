@@ -7,10 +7,13 @@ keys and values may have fewer features than queries.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from fastlaunch.catalog.hardware import Accelerator
 from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import RECIPES, recipe_of, resolve_recipe
+from fastlaunch_train.recipes.requirements import Capabilities, missing_part, parse_version
 
 _GIB = 2**30
 #: What a block keeps of a token, in bf16 numbers: multiples of the width, of the features of keys and values,
@@ -47,8 +50,12 @@ FINE_TUNING = {
     "hf-lora:": ("bf16", "compile", "liger", "fp8-frozen", "nf4"),
     "hf-sft:": ("bf16", "compile", "liger", "fsdp2"),
 }
+#: The share of the GPU's memory that a step may take; CUDA's context and fragments take the rest.
+USABLE_MEMORY = 0.92
 #: The GPUs that share a sharded training, for the memory that is shown of it.
-SHARDED_GPUS = 8
+_SHARDED_GPUS = 8
+#: The least tokens of a sample to propose.
+_SHORTEST = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +75,8 @@ class ModelSize:
     @property
     def has_layers(self) -> bool:
         """Return whether it is of known layers, so that `memory_of` knows its memory."""
-        return None not in vars(self).values()
+        layers = (self.num_layers, self.width, self.mlp_width, self.num_kv_features, self.vocabulary)
+        return None not in (self.num_trained, *layers)
 
     @property
     def has_adapters(self) -> bool:
@@ -151,8 +159,97 @@ def memory_of(size: ModelSize, recipe: Recipe) -> Memory:
     )
 
 
-#: The share of the GPU's memory that a step may take; CUDA's context and fragments take the rest.
-USABLE_MEMORY = 0.92
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """The memory of a recipe with one sample on a GPU, in GiB, as reckoned."""
+
+    recipe: str
+    num_gpus: int  # that share what is held
+    weights_gib: float  # frozen
+    trained_gib: float  # parameters, gradients, and the optimizer's moments
+    activations_gib: float
+    logits_gib: float
+    total_gib: float
+    too_small: tuple[str, ...]  # GPUs
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """Fine-tuning of a model with known layers."""
+
+    size: ModelSize
+    tokens: int  # of a sample
+    recipes: tuple[Recipe, ...]  # to weigh, each followed by itself with activation checkpointing
+
+    def memory_of(self, recipe: Recipe) -> Memory:
+        return memory_of(self.size, recipe)
+
+    def needs(self, gpus: Iterable[Accelerator]) -> Iterator[MemoryNeed]:
+        """Yield the memory of each recipe. gpus: those to say of whether they are too small."""
+        gpus = sorted(gpus, key=lambda gpu: gpu.name)
+        for recipe in self.recipes:
+            memory = self.memory_of(recipe)
+            num_gpus = _SHARDED_GPUS if memory.is_sharded else 1
+            total = sum(memory.line(self.tokens, num_gpus))
+            yield MemoryNeed(
+                recipe=recipe.label,
+                num_gpus=num_gpus,
+                weights_gib=memory.weights / num_gpus / _GIB,
+                trained_gib=memory.states / num_gpus / _GIB,
+                activations_gib=memory.activations * self.tokens / _GIB,
+                logits_gib=memory.logits * self.tokens / _GIB,
+                total_gib=total,
+                too_small=tuple(
+                    gpu.name
+                    for gpu in gpus
+                    if total > USABLE_MEMORY * gpu.memory_gib and what_lacks(recipe, gpu) is None
+                ),
+            )
+
+    def what_fits(self, label: str, accelerator: Accelerator, num_gpus: int) -> tuple[str, ...]:
+        """Return options of `submit` with which one sample fits on each of the GPUs.
+
+        They are activation checkpointing or a shorter sequence with the recipe of this label itself, then
+        other recipes.
+        """
+        original = recipe_of(label)
+
+        def fits(recipe: Recipe, tokens: int) -> bool:
+            need_gib = sum(self.memory_of(recipe).line(tokens, num_gpus))
+            return need_gib <= USABLE_MEMORY * accelerator.memory_gib and not what_lacks(recipe, accelerator)
+
+        options: dict[str, str] = {}
+        for recipe in self.recipes:
+            if recipe.name not in options and fits(recipe, self.tokens):
+                overrides = "".join(f" --set {field}={text}" for field, text in recipe.overrides)
+                options[recipe.name] = f"--recipe {recipe.name}{overrides}"
+        first = [options.pop(original.name)] if original and original.name in options else []
+        lengths = (self.tokens >> halvings for halvings in range(1, self.tokens.bit_length()))
+        shorter = next((n for n in lengths if n >= _SHORTEST and original and fits(original, n)), None)
+        return (*first, *([f"--sequence-length {shorter}"] if shorter else []), *options.values())
+
+
+def fine_tuning(workload: str, size: ModelSize | None) -> FineTuning | None:
+    """Return the fine-tuning that the workload is; None for another, or if its memory is unknown."""
+    names = next((names for prefix, names in FINE_TUNING.items() if workload.startswith(prefix)), ())
+    if not names or size is None or not size.has_layers or size.tokens_per_sample is None:
+        return None
+    recipes = (
+        recipe
+        for name in names
+        for recipe in (RECIPES[name], resolve_recipe(name, ["activation_checkpointing=block"]))
+    )
+    return FineTuning(size=size, tokens=size.tokens_per_sample, recipes=tuple(recipes))
+
+
+def what_lacks(recipe: Recipe, accelerator: Accelerator) -> str | None:
+    """Return what the GPU lacks for the recipe."""
+    if accelerator.compute_capability is None:
+        return f"{accelerator.name} is not an NVIDIA GPU"
+    capability = parse_version(accelerator.compute_capability)
+    return missing_part(recipe, Capabilities(compute_capability=capability, gpu=accelerator.name))
+
+
 #: Weights, gradients and an optimizer's momentum in fp32.
 _BYTES_PER_WEIGHT = 12
 

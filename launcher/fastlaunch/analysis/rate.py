@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, OWN_SOURCE, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE
-from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
+from fastlaunch.analysis.memory import FineTuning, ModelSize, fine_tuning
 from fastlaunch.analysis.pooling import BARE_STEP
 from fastlaunch.analysis.pricing import accelerator_of, scaled
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, identify
@@ -25,7 +25,7 @@ from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
 from fastlaunch.measure.summary import Interval, Setup
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.recipes.recipes import RECIPES, in_parts
+from fastlaunch_train.recipes.recipes import in_parts
 from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 if TYPE_CHECKING:
@@ -251,19 +251,11 @@ class Subject:
     flops_per_sample: float | None
     task: str
     has_rows: bool  # measured on some GPU
-    size: ModelSize | None = None
+    tuning: FineTuning | None = None
 
     @property
-    def recipes(self) -> tuple[Recipe, ...]:
-        """The recipes that are weighed without a measurement; none unless their memory is known."""
-        if self.size is None or not self.size.has_layers:
-            return ()
-        return tuple(
-            RECIPES[name]
-            for prefix, names in FINE_TUNING.items()
-            for name in names
-            if self.workload.startswith(prefix)
-        )
+    def has_adapters(self) -> bool:
+        return self.tuning is not None and self.tuning.size.has_adapters
 
     @property
     def tokens_per_sample(self) -> float | None:
@@ -276,11 +268,11 @@ class Subject:
         """
         return config_of(
             model=f"{self.workload} {recipe}"
-            if self.has_rows or self.recipes
+            if self.has_rows or self.tuning
             else _published_name(self.workload),
             unit=self.unit,
             params=self.params,
-            trained_params=self.size.num_trained if self.size and self.size.has_adapters else None,
+            trained_params=self.tuning.size.num_trained if self.tuning and self.has_adapters else None,
             flops=self.flops_per_sample,
             sequence=sequence_length,
             task=self.task,
@@ -342,7 +334,7 @@ def subject_of(
         if workload.startswith("hf-sft:")
         else {"images": "image classification (synthetic)", "tokens": "causal-LM pretrain"}.get(unit, ""),
         has_rows=bool(on_gpu),
-        size=size,
+        tuning=fine_tuning(workload, size),
     )
 
 
@@ -373,10 +365,9 @@ def near_anchors(published: Sequence[Anchor], subject: Subject) -> list[Anchor]:
             others.append(anchor)
     if subject.params is not None:
         log_params = math.log(subject.params)
-        is_frozen = bool(subject.size and subject.size.has_adapters)
         others.sort(
             key=lambda anchor: (
-                anchor.config.is_frozen != is_frozen,
+                anchor.config.is_frozen != subject.has_adapters,
                 abs(math.log(anchor.config.params or 1.0) - log_params),
             )
         )
@@ -398,7 +389,7 @@ class PublishedSpeed:
 
 def published_speeds(published: Sequence[Anchor], subject: Subject) -> list[PublishedSpeed]:
     """Return for each GPU the figure of the same kind of fine-tuning whose model is nearest in FLOPs."""
-    if not subject.recipes:
+    if subject.tuning is None:
         return []
     like = subject.config(
         "", precision="bf16", gpu="H100", num_gpus=1, sequence_length=subject.sequence_length
@@ -684,7 +675,7 @@ class Finder:
         limits = [self._ceiling(query) * query.num_gpus]
         if query.num_nodes > 1 and subject.params is not None and query.global_batch:
             # The nodes exchange fp32 gradients.
-            trained = subject.size.num_trained if subject.size else None
+            trained = subject.tuning.size.num_trained if subject.tuning else None
             sent_bytes = 2 * (query.num_nodes - 1) / query.num_nodes * 4 * (trained or subject.params)
             limits.append(query.global_batch * query.instance.network_gbps / 8 * 1e9 / sent_bytes)
         return min(limits, default=math.inf)

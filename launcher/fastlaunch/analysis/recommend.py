@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlaunch.analysis.configurations import Configuration, LeftOut, MemoryNeed
+from fastlaunch.analysis.configurations import Configuration, LeftOut
 from fastlaunch.analysis.cost import (
     SPOT,
     Assumptions,
@@ -24,6 +24,7 @@ from fastlaunch.analysis.cost import (
     cost_of,
     training_of,
 )
+from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate
 from fastlaunch.analysis.spot import forecast_spot, steps_between

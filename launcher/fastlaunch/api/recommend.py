@@ -107,7 +107,7 @@ def recommend(
     Raises UserError for invalid options, and UnknownName for an unknown workload.
     """
     from fastlaunch.analysis.anchors import published_anchors
-    from fastlaunch.analysis.configurations import Scope, memory_needs
+    from fastlaunch.analysis.configurations import Scope
     from fastlaunch.analysis.rate import Origin, published_speeds
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
@@ -228,11 +228,11 @@ def recommend(
         left_out=[*left_out, *unsold],
         warnings=[*dict.fromkeys(warnings)],
     )
-    if subject is not None and subject.recipes:
-        types = {purchase.price.instance: catalogue.instances[purchase.price.instance] for purchase in bought}
+    if subject is not None and subject.tuning is not None:
+        gpus = {gpu.name: gpu for way in bought for gpu in [catalogue.accelerator_of(way.price.instance)]}
         result = replace(
             result,
-            memory=tuple(memory_needs(subject, [*types.values()], catalogue)),
+            memory=tuple(subject.tuning.needs(gpus.values())),
             published=tuple(published_speeds(published_anchors(), subject)),
         )
     if not result.num_choices:
@@ -440,7 +440,7 @@ def _configurations(
         path, is_file, _ = known.workload.rpartition(".py:")
         if is_file and not Path(f"{path}.py").is_file():
             raise UserError(f"there is no file {path}.py", "name the workload as FILE.py:FUNCTION")
-        recipes = "" if subject.recipes else " recipe bf16 and"
+        recipes = "" if subject.tuning else " recipe bf16 and"
         warnings.append(
             f"no run of {known.workload} on a GPU is known: predictions go by published models, with{recipes}"
             f" a global batch of {subject.global_batch}"

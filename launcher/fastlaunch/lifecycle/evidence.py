@@ -296,10 +296,10 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
         name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
         query, rows = _query(kind, site), known[kind.workload, kind.inputs.sequence_length]
         subject = rows.subject(_reference(rows, kind))
-        if subject.recipes and subject.size:
+        if tuning := subject.tuning:
             rank = function_arguments(kind.workload, kind.inputs.workload_arguments).get("rank")
             if isinstance(rank, int):
-                subject = replace(subject, size=subject.size.of_rank(rank))
+                subject = replace(subject, tuning=replace(tuning, size=tuning.size.of_rank(rank)))
         try:
             check_memory(query, rows.rows, subject, catalogue)
         except UserError as error:

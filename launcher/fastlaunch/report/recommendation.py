@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from fastlaunch.analysis.configurations import MemoryNeed
+from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
