@@ -3,12 +3,13 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_records import write_run
-from fake_summaries import CATALOGUE, by_recipe, compared, runs
+from fake_summaries import CATALOGUE, by_recipe, changed, compared, runs
 
 from fastlaunch.analysis.best import best_of
 from fastlaunch.analysis.compare import MeasuredRun
@@ -193,3 +194,43 @@ def test_a_row_that_is_worse_by_more_than_allowed_fails(
     assert "fp32 on vit-huge" in capsys.readouterr().err
     assert run(["compare", "--output", "json", "--fail-if-worse", "5"]) == 1
     assert json.loads(capsys.readouterr().out)["answer"]["best"] == "bf16"
+
+
+def _overview_row(text: str, name: str) -> list[str]:
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+    return line[len(name) :].split()
+
+
+def test_a_row_of_another_batch_has_the_ratio_of_its_verdict() -> None:
+    wide = {"batch_size_per_gpu": 128, "samples_per_step": 128.0}
+    shown = [
+        *(*runs("bf16", 0.1, 0.101, 0.099, 0.1), *runs("tf32", 0.1, 0.101, 0.099), *runs("fp32", 0.2, 0.2)),
+        *runs("bf16", 0.18, 0.181, 0.179, 0.18, **wide),
+        *runs("compile", 0.36, 0.361, 0.359, 0.36, **wide),
+    ]
+    text = as_overview(compared(shown, usd_per_hour=1.0))
+    ratio, *interval, verdict = _overview_row(text, "compile")[1:]
+    assert (ratio, verdict) == ("0.500", "worse") and float(interval[0]) < 0.5 < float(interval[-1])
+    # The bar is beside the overall baseline, so there is none.
+    assert _overview_row(text, "bf16 at batch 128")[1:] == ["1.000", "-", "baseline"]
+
+
+def test_a_note_says_why_paired_ratios_are_in_another_order_than_the_amounts() -> None:
+    # The machine slows down after two rounds; one recipe ran before, another after.
+    base = runs("bf16", 1.0, 1.0, 2.0, 2.0)
+    early = runs("compile", 0.99, 0.991)
+    late = [
+        replace(run, summary=changed(run.summary, seed=run.summary.seed + 2))
+        for run in runs("tf32", 1.9, 1.91)
+    ]
+    note = "x base and bar are paired by round, images/s is not"
+    text = as_overview(compared(base, early, late))
+    assert text.index("tf32") < text.index("compile") and note in text
+    assert note not in as_overview(compared(base, early))
+
+
+@pytest.mark.parametrize("width", range(60, 121, 10))
+def test_the_heading_of_a_bar_is_words(width: int) -> None:
+    lines = as_overview(compared(runs("bf16", 0.1, 0.101), runs("compile", 0.09, 0.091)), width=width)
+    (heading,) = (line for line in lines.splitlines() if line.startswith("recipe"))
+    assert ("better" in heading) is any("█" in line for line in lines.splitlines())

@@ -55,6 +55,16 @@ def test_the_least_important_column_leaves_first_and_is_named() -> None:
     assert lines(110, {"ms": SPARE})[-1] == f"{NOTE}step ms)" and len(lines(110, {"ms": SPARE})) == 4
 
 
+def test_a_column_that_is_the_same_in_all_rows_leaves_before_a_word_is_broken() -> None:
+    rows = [
+        {"recipe": name, "batch": "64", "s": f"{n} to 9"} for n, name in enumerate(("bf16", "compile-all"))
+    ]
+    columns = keyed({"recipe": "recipe", "batch": "batch", "s": "s"})
+    text = table(rows, columns, 20)
+    assert "compile-all  1 to 9" in text and " ".join(text.split()).endswith(f"{NOTE}batch)")
+    assert "batch" in table(rows, columns, 26).splitlines()[0]
+
+
 def test_titles_stand_above_rows_and_a_rule_under_the_headings() -> None:
     shown = lines(60, rule=True, missing="n/a", titles={0: "first:", 1: "x " * 50})
     assert shown[1].startswith("------") and shown[2] == "first:" and shown[4].endswith("...")

@@ -11,6 +11,7 @@ from fake_summaries import CATALOGUE, PLAIN, changed, compared
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.analysis.statistics import t_quantile
 from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_target, to_target
 from fastlaunch.core.errors import UserError
@@ -281,6 +282,15 @@ def test_the_answer_names_the_first_row_the_next_and_how_sure_it_is() -> None:
     assert alone.endswith("first with compile: after 442 s, the mean of 3 seeds, measured")
     near = sentence_of(*bf16, *reaching("compile", [300, 410, 500], step_time_s=2.0))
     assert near.startswith("it is not settled whether accuracy >= 0.9 is reached first with ")
+
+
+def test_names_stay_whole_in_80_columns() -> None:
+    name = "compile-reduce-overhead"
+    summaries = [*reaching("bf16", [100, 200, 300]), *reaching(name, [100, 190, 300], compile_s=20.0)]
+    for prices in ({}, {"price_as": (ChargedAs.parse("p5en.48xlarge:1/8"),)}):
+        table = target_table(compared(*summaries, **prices), "accuracy=0.9", CATALOGUE, width=80)
+        assert any(line.startswith(f"{name}  ") for line in table.splitlines())
+        assert max(map(len, table.splitlines())) <= 80 and " batch " not in table
 
 
 def test_where_no_row_gets_there_the_answer_names_the_closest_and_nothing_else_is_said() -> None:

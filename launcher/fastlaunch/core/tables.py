@@ -75,6 +75,11 @@ class _Cells:
     def __post_init__(self) -> None:
         self.natural = self.width = max(map(len, (self.name, *self.texts)))
 
+    @property
+    def is_same(self) -> bool:
+        """Whether several rows have one and the same cell."""
+        return len(self.texts) > 1 and len(set(self.texts)) == 1
+
     def floor(self, least: int) -> int:
         """Return the smallest width before a column is dropped: words wrap, numbers do not."""
         if self.is_right:
@@ -95,8 +100,8 @@ def table(
     """Return a plain table with lines of at most `width` characters; None for no limit.
 
     Columns without any value are not shown. If the table is too wide, first the SPARE columns are dropped,
-    then words wrap, then the least important columns are dropped, the last among equals first. A line
-    under the table names them.
+    then words wrap, then the least important columns are dropped, the last among equals first, then those
+    that are the same in all rows, then words break. A line under the table names dropped columns.
 
     rule: underline the headings. missing: the cell of a row without a value. titles: lines above the rows
     with these numbers.
@@ -164,6 +169,9 @@ def _fit(columns: list[_Cells], width: int) -> None:
         columns.remove([cells for cells in columns if cells.importance == lowest][-1])
     else:
         return
+    # What is the same in all rows tells none apart: leave it out before breaking words.
+    while not fit(wrapped) and (same := [cells for cells in columns if cells.is_same]):
+        columns.remove(same[-1])
     # If even parts of words are too wide, break anywhere.
     any(map(fit, (wrapped, lambda cells: cells.floor(_LEAST_PIECE), lambda cells: 1)))
     floors = [cells.width for cells in columns]

@@ -186,14 +186,14 @@ def columns_of(
         ),
         RowColumn(
             RATIO,
-            lambda row: ratio_of(row, is_priced=is_priced),
+            lambda row: _shown_ratio(row, is_priced=is_priced),
             format=lambda ratio: f"{ratio.value:.3f}",
             align="right",
             in_overview=True,
         ),
         RowColumn(
             "95% interval",
-            lambda row: ratio_of(row, is_priced=is_priced),
+            lambda row: _shown_ratio(row, is_priced=is_priced),
             format=interval_text,
             align="right",
             in_overview=True,
@@ -311,6 +311,13 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
     hypothetical = "prorated " if mark and row.price.hypothetical else ""
     inferred = "~" if row.price.inferred else ""
     return f"{hypothetical}{inferred}{dollars(row.price.usd_per_hour * row.setup.num_nodes)}"
+
+
+def _shown_ratio(row: Row, *, is_priced: bool) -> Interval | None:
+    """Return the ratio to the baseline that the verdict beside it is about: of another batch, to its own."""
+    if in_batch := row.verdict.in_batch:
+        return in_batch.ratio if is_priced else in_batch.speed_ratio
+    return ratio_of(row, is_priced=is_priced)
 
 
 def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:

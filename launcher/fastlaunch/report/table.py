@@ -5,8 +5,10 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+from fastlaunch.analysis.best import all_priced, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, RANKED, THROUGHPUT, TRAINING
@@ -171,7 +173,7 @@ _SECTIONS = {
     "": RANKED,
     "no interval, so in no order with the others:": (NO_INTERVAL,),
     "not ranked, since they compute or train something else:": (NOT_RANKED,),
-    "other batches: throughput only, verdicts within the batch:": (OTHER_BATCH,),
+    "other batches: throughput only, ratios within the batch:": (OTHER_BATCH,),
 }
 _IN_WORDS = {TIE: "the same within 2%", UNRESOLVED: "not settled"}
 #: Arguments of `click.style`: unsettled rows look like running runs.
@@ -181,12 +183,12 @@ VERDICT_COLOURS: Mapping[str, Mapping[str, Any]] = {
     UNRESOLVED: {"fg": "magenta"},
     TIE: {"dim": True},
 }
-_BAR, _LEAST_BAR = 16, 4
+_BAR, _LEAST_BAR = 16, 8
 #: Longer names wrap to make room for the bar.
 _LONG_NAME = 60
 _PARTS = " ▏▎▍▌▋▊▉█"
 #: Headings of bars, the longest first.
-_BETTER = ("longer is better", "better →", "→")
+_BETTER = ("longer is better", "better →")
 #: The most rows of a further section if there are many rows; notes; lines of a note.
 _MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 4, 2
 
@@ -230,12 +232,20 @@ def _overview(rows: Sequence[Row], width: int, most_notes: int) -> str:
     columns = [column for column in columns_of(rows, letters=letters) if column.in_overview]
     name, *others = columns
     ratio = next(column for column in columns if column.name == RATIO)
-    shares = {id(row): value.value for row in rows if (value := ratio.value(row))}
+    priced = all_priced(rows)
+    # Beside the overall baseline, while the cells of other batches are beside the baseline of their own.
+    shares = {id(row): value.value for row in rows if (value := ratio_of(row, is_priced=priced))}
     chosen: list[Row] = []
     titles: dict[int, str] = {}
     for title, kinds in _SECTIONS.items():
         alike = [row for row in rows if row.verdict.kind in kinds]
-        alike.sort(key=lambda row: -shares.get(id(row), 0.0))
+        best_of_batch: dict[int | None, float] = {}
+        for row in alike if kinds == (OTHER_BATCH,) else ():
+            share, batch = shares.get(id(row), 0.0), row.setup.global_batch
+            best_of_batch[batch] = max(share, best_of_batch.get(batch, 0.0))
+        alike.sort(
+            key=lambda row: (-best_of_batch.get(row.setup.global_batch, 0.0), -shares.get(id(row), 0.0))
+        )
         shown = alike if not title or len(rows) <= _MANY else alike[:_MOST_FURTHER]
         if shown:
             num_hidden = len(alike) - len(shown)
@@ -246,22 +256,39 @@ def _overview(rows: Sequence[Row], width: int, most_notes: int) -> str:
     named = min(_LONG_NAME, max(len(name.text(row)) for row in chosen))
     room = min(_BAR, width - named - max(map(len, text.splitlines())) - 2 * GAP)
     if room >= _LEAST_BAR:
-        best = max(shares.values(), default=1.0)
+        best = (
+            max((shares.get(id(row), 0.0) for row in chosen if not row.verdict.in_batch), default=1.0) or 1.0
+        )
         bar = RowColumn(
             next(text for text in _BETTER if len(text) <= room),
-            lambda row: _bar(shares.get(id(row), 0.0) / best, room),
+            # A ratio within another batch is not comparable with the others.
+            lambda row: " " if row.verdict.in_batch else _bar(shares.get(id(row), 0.0) / best, room),
         )
         columns.insert(columns.index(ratio), bar)
+    notes = [
+        *asides_of(rows, letters),
+        *_of_pairs(chosen, others[0], shares),
+        *decisive_notes(chosen, rows, letters),
+    ]
     parts = [
         heading(rows, width),
         table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),
         letters.legend(width),
-        "\n".join(
-            _short(note, width)
-            for note in [*asides_of(rows, letters), *decisive_notes(chosen, rows, letters)][:most_notes]
-        ),
+        "\n".join(_short(note, width) for note in notes[:most_notes]),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _of_pairs(rows: Sequence[Row], amount: RowColumn, shares: Mapping[int, float]) -> Iterator[str]:
+    """Yield a note if the ratios of ranked rows are not in the order of the amounts beside them."""
+    sign = -1 if amount.name.startswith("$") else 1
+    ranked = [row for row in rows if row.verdict.is_ranked and amount.value(row) and id(row) in shares]
+    for row, following in pairwise(ranked):
+        is_apart = amount.text(row) != amount.text(following)
+        is_apart &= f"{shares[id(row)]:.3f}" != f"{shares[id(following)]:.3f}"
+        if is_apart and sign * amount.value(row) < sign * amount.value(following):
+            yield f"{RATIO} and bar are paired by round, {amount.name} is not: their orders may differ"
+            return
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
