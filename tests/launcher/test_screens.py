@@ -37,6 +37,8 @@ PAGES = sorted(Path(__file__).parents[2].glob("docs/*.md"))
 WIDTHS = (80, 120, 200)
 OWN = "20261121-090312-k3f9"
 CHARGED = "--price-as p5.4xlarge --prices-as-of 2026-11-21"
+#: Brings the runs of the `compare` screens.
+IMPORT = "runs import train/measurements/vit-huge-fused-h100 train/measurements/vit-huge-h100"
 PLACES = "--instance p5.48xlarge,p5en.48xlarge --region us-east-1,eu-north-1"
 COMMANDS = {
     "compare": f"compare {CHARGED}",
@@ -97,9 +99,12 @@ def golden(name: str, width: int) -> Path:
 
 
 def fill(ledger: Ledger, name: str) -> None:
-    """Give the screen the shipped H200 set, or a run of this machine with all that a run may have."""
+    """Give the screen the runs of `IMPORT`, or a run of this machine with all that a run may have."""
     if name.startswith("compare"):
-        runs = of_one_gpu(shipped_summaries())
+        # Those of a third folder were measured on one of two GPUs.
+        shipped = of_one_gpu(shipped_summaries())
+        other = re.compile("vit-huge-fp8-fused-256-x1-r[1-6]-h1-.*")
+        runs = {run_id: summary for run_id, summary in shipped.items() if not other.fullmatch(run_id)}
         ledger.add_imported(
             [(summary, Path("records")) for summary in runs.values()],
             submission_id=ledger.add_submission("fastlaunch runs import"),
@@ -189,8 +194,9 @@ def with_screens(page: str) -> str:
     def screen(match: re.Match[str]) -> str:
         name = match[1]
         shown = golden(name, 80).read_text(encoding="utf-8").rstrip()
+        first = f"$ fastlaunch {IMPORT}\n" if name.startswith("compare") else ""
         return (
-            f"<!-- screen:{name} -->\n```console\n$ fastlaunch {COMMANDS[name]}\n```\n\n"
+            f"<!-- screen:{name} -->\n```console\n{first}$ fastlaunch {COMMANDS[name]}\n```\n\n"
             f"```text\n{shown}\n```\n<!-- /screen -->\n"
         )
 

@@ -183,6 +183,8 @@ def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Pri
     ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
     used_share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
     hint = f"choose other runs, or charge the share that they used: --price-share {used_share}"
+    if accelerator is None:  # a CPU, or a GPU that no instance has: no share of the instance does its work
+        hint = "choose other runs, or give their machine a rate of your own: --usd-per-hour USD"
     if charge.share is None:
         if used != charged or num_gpus != instance.num_accelerators:
             raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint)

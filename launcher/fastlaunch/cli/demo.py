@@ -75,7 +75,7 @@ def demo(in_full: bool) -> None:
             f"{num_more} more rows, and every column and note: fastlaunch demo --all",
         ]
     print_coloured("\n\n".join(sections), VERDICT_COLOURS)
-    next_command("fastlaunch submit --local --recipe fp32,bf16 --until-resolved")
+    next_command("fastlaunch runs import --published")
 
 
 def _prices_table(then: "Comparison", now: "Comparison", width: int) -> str:

@@ -39,7 +39,7 @@ GROUPS = {
         "prices": ("prices", "Show what instances cost, with dates and sources; update them."),
     },
     "Share": {
-        "report": ("report", "Write a report to send round: a page, a picture, Markdown, CSV."),
+        "report": ("report", "Write a report to share: a page, a picture, Markdown, CSV."),
         "runs": ("runs", "List, show, import, export, share and remove runs."),
     },
     "Account": {

@@ -1,4 +1,4 @@
-"""`fastlaunch report`: a comparison to send round."""
+"""`fastlaunch report`: a comparison to share."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ _START_BYTES = 1000
 
 @click.command(
     help=with_filters(
-        """Write a report to send round: one page of HTML that needs no network, with the answer first.
+        """Write a report to share: one page of HTML that needs no network, with the answer first.
 
     It covers every run, or those that RUN and FILTER pick. The page draws cost against time, dollars by
     recipe and instance, step times, where a step's time goes, losses and prices. It ranks anew for a price

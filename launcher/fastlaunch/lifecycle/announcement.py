@@ -197,7 +197,7 @@ def _ends(site: Site, options: Options, *, lacks_scheduler: bool) -> str:
     timers = [f"its own timer after {hours}"]
     if options.account_timer:
         timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
-    return f"with its last run. What hangs is ended by {', '.join(timers)}, and `fastlaunch reap`."
+    return f"with its last run. A hung machine is stopped by {', '.join(timers)}, or `fastlaunch reap`."
 
 
 def warnings_of(placement: Placement) -> list[str]:
