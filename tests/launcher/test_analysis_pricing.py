@@ -120,12 +120,12 @@ def test_as_another_instance() -> None:
 @pytest.mark.parametrize(
     ("run", "charge", "why", "hint"),
     [
-        (run_with(num_gpus=1), P5, "bf16 ran on 1 x H100; p5.48xlarge is 8 x H100", "--price-share 1/8"),
-        (RUN, ChargedAs(instance="p5en.48xlarge"), "8 x H100; p5en.48xlarge is 8 x H200", "--price-share 1"),
+        (run_with(num_gpus=1), P5, "bf16 ran on 1 x H100; p5.48xlarge is 8 x H100", "-share 1/8"),
+        (RUN, ChargedAs(instance="p5en.48xlarge"), "8 x H100; p5en.48xlarge is 8 x H200", "-share 1"),
         (run_with(device_name="AMD EPYC"), P5, "ran on 8 x AMD EPYC", "--usd-per-hour USD"),
         (run_with(device_name=None, instance=None), P5, "8 x an unknown device", "--usd-per-hour USD"),
-        (run_with(num_nodes=2), P5, "ran on 4 x H100", "--price-share 1/2"),
-        (run_with(num_gpus=2), replace(P5, share=Fraction(1, 8)), "1/8 of p5.48xlarge is 1", "--price-share 1/4"),
+        (run_with(num_nodes=2), P5, "ran on 4 x H100", "-share 1/2"),
+        (run_with(num_gpus=2), replace(P5, share=Fraction(1, 8)), "1/8 of p5.48xlarge is 1", "-share 1/4"),
     ],
 )
 def test_other_gpus_or_more_of_them_are_refused(
