@@ -15,6 +15,7 @@ from entrypoint import TINY, arguments, ended, record
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 from fastlaunch_train.steppers.adafactor import Adafactor
@@ -313,6 +314,7 @@ def test_adafactor_goes_on_from_moments_in_fp32_whatever_its_weights_are(shape: 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adafactor_is_what_the_transformers_trainer_runs(dtype: torch.dtype) -> None:
+    prepare_torchvision()
     from transformers.optimization import Adafactor as Theirs
 
     def weights() -> list[nn.Parameter]:

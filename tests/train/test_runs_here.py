@@ -39,6 +39,7 @@ INSTALLED: Mapping[str, Version] = {
     "transformers": (5, 23, 0),
     "accelerate": (1, 15, 0),
     "torch_ort": (1, 19, 2),
+    "liger_kernel": (0, 8, 5),
 }
 
 
@@ -83,10 +84,11 @@ FP8 = having(precision="fp8")
 FUSED = having(blocks="fused")
 TORCHAO = FP8 - TE - FUSED
 HOPPER = {"te-fp8-block", "ao-fp8-rowwise"}
+LIGER = having(kernels="liger")
 
 
 def test_what_runs_on_which_gpu() -> None:
-    assert runs(machine(None)) == EVERYTHING - TE - {"tf32", "graph"}
+    assert runs(machine(None)) == EVERYTHING - TE - LIGER - {"tf32", "graph"}
     assert runs(machine((6, 1))) == EVERYTHING - TE - FP8 - FUSED - COMPILED - {"tf32", "graph"}
     # Inductor would run eagerly what it cannot compile there: bf16, which all of these are.
     assert (
@@ -105,7 +107,8 @@ def test_what_runs_with_which_packages() -> None:
     assert runs(machine((9, 0), unusable={"transformer_engine": "no"})) == hopper - TE
     assert runs(machine((9, 0), compile_problem=lambda backend: "no")) == hopper - COMPILED
     for package, lost in (
-        ("torchao", TORCHAO),
+        ("torchao", TORCHAO | having(frozen_weights="nf4")),
+        ("liger_kernel", LIGER),
         ("deepspeed", {"zero1", "zero2"}),
         ("lightning", {"lightning"}),
         ("transformers", {"transformers"}),

@@ -46,9 +46,10 @@ def build_optimizer(
     """
     name = optimizer_name(workload, recipe)
     rate = workload.learning_rate if recipe.learning_rate is None else recipe.learning_rate
+    # DeepSpeed fails on a group without a trained parameter.
+    trained = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
     if name == "own":
         assert callable(workload.optimizer)
-        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         made = workload.optimizer(trained, rate)
         if not isinstance(made, torch.optim.Optimizer):
             raise WorkloadError(
@@ -57,7 +58,7 @@ def build_optimizer(
             )
         return made
     implementation = _IMPLEMENTATIONS[recipe.optimizer_impl]
-    groups = list(_groups(parameters.values(), workload.weight_decay))
+    groups = list(_groups(trained.values(), workload.weight_decay))
     if name == "sgd" and recipe.weight_cast == "optimizer":
         from fastlaunch_train.models.fp8_fused.weights import CastingSgd, rounded_weights
 
