@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +190,13 @@ def test_runs_that_a_later_session_added_are_judged_at_a_smaller_level_and_verdi
         ]
     ).rows
     assert at_once.verdict.kind == "unresolved"
+
+
+def test_what_rounds_will_hardly_settle_calls_for_another_machine_or_longer_runs() -> None:
+    noisy = [*runs("bf16", 0.1, 0.2, 0.15, 0.1), *runs("compile", 0.2, 0.1, 0.15, 0.11)]
+    _, row = compared(noisy).rows
+    (note,) = (note for note in row.verdict.decisive if "more rounds" in note)
+    assert re.fullmatch(r"even 50 more rounds have only a [1-7]0% chance of settling this; run .*", note)
 
 
 def test_another_batch_has_no_verdict() -> None:

@@ -185,6 +185,18 @@ def guarded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("guarded")
+def test_brief_prints_less_and_says_why_a_row_is_not_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ("--usd-per-hour", "36")
+    brief, plain, full, brief_full = (
+        answer(capsys, *prices, *options)[0].splitlines()
+        for options in (["--brief"], [], ["--all"], ["--all", "--brief"])
+    )
+    assert len(brief) < len(plain) and len(brief_full) < len(full)
+    assert set(brief) < set(plain)
+    assert any("isolation" in line for line in brief) and any("$36/h" in line for line in brief)
+
+
+@pytest.mark.usefixtures("guarded")
 def test_jobs_to_their_end_and_to_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--usd-per-hour", "36", "--finish", "10000", "--target", "loss=2.1")
     out, _ = answer(capsys, *argv)

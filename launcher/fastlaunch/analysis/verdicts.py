@@ -233,10 +233,11 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
         return UNRESOLVED, ["runs of both in one session tell more"], None
     number, share = proposal
     if share < SETTLES:
-        why = f"{number} more rounds would settle it in {10 * share:.0f} of 10 cases"
+        chance = f"only a {round(share, 1):.0%} chance" if share >= 0.05 else "hardly a chance"
+        why = f"even {number} more rounds have {chance} of settling this"
         on_one = pair.difference.num_hosts == 1
-        what = "longer runs or a quieter machine help" if on_one else "rounds on further machines tell"
-        return UNRESOLVED, [f"{why}: {what} more"], None
+        what = "longer, or on a quieter machine" if on_one else "rounds on further machines"
+        return UNRESOLVED, [f"{why}; run {what}"], None
     return UNRESOLVED, [f"about {counted(number, 'more round')} would settle it (4 chances in 5)"], number
 
 
@@ -272,7 +273,7 @@ def _of_method(pair: _Pair) -> Iterator[str]:
     if difference.drift:
         yield (
             f"its steps or the baseline's were still changing: the interval is wider by "
-            f"{100 * difference.drift:.1f}%, and longer runs tell"
+            f"{100 * difference.drift:.1f}%, and longer runs will show"
         )
     if difference.num_hosts > 1:
         yield f"ran on {difference.num_hosts} machines: the interval allows for how ratios vary by machine"

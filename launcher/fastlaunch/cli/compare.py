@@ -131,8 +131,8 @@ comparison_options = with_options(
 @click.option(
     "--brief",
     is_flag=True,
-    help="Leave out the times before the measured steps, the kernels, and all notes but those on prices, on"
-    " unranked rows and on commits far apart.",
+    help="Show less: of the notes only those on prices, on unranked rows and on commits far apart; with --all"
+    " neither the times before the measured steps nor the kernels.",
 )
 @output_option
 @profile_option
@@ -164,7 +164,7 @@ def compare(
             all_notes(comparison, width=width) if why is None else all_of_row(comparison, why, width=width)
         )
         return EXIT_DONE
-    in_full = in_full or bool(columns) or brief
+    in_full = in_full or bool(columns)
     print_comparison(
         comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
     )
@@ -251,8 +251,8 @@ def print_comparison(
     if in_full:
         parts.append(as_table(comparison, only=columns, brief=brief, width=width))
     else:
-        parts.append(as_overview(comparison, width=width))
-    if not in_full:
+        parts.append(as_overview(comparison, brief=brief, width=width))
+    if not in_full and not brief:
         parts.append("more: --all (every row, column and note), --why ROW, --notes")
     print_coloured("\n".join(["\n\n".join(parts), *([""] if below else []), *below]), VERDICT_COLOURS)
 

@@ -13,6 +13,8 @@ Row = TypeVar("Row")
 
 #: Importance of a column that is never dropped: it tells rows apart, or the table exists for it.
 KEPT = 100
+#: Importance of a column that stays even if it is the same in all rows: nothing else tells its value.
+FIXED = 101
 #: Importance of a column that is dropped before any other wraps.
 SPARE = 0
 #: The width of tables without a terminal.
@@ -77,8 +79,8 @@ class _Cells:
 
     @property
     def is_same(self) -> bool:
-        """Whether several rows have one and the same cell."""
-        return len(self.texts) > 1 and len(set(self.texts)) == 1
+        """Whether several rows have one and the same cell, which may be left out."""
+        return self.importance < FIXED and len(self.texts) > 1 and len(set(self.texts)) == 1
 
     def floor(self, least: int) -> int:
         """Return the smallest width before a column is dropped: words wrap, numbers do not."""

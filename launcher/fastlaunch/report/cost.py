@@ -308,8 +308,8 @@ def _sentence(finishes: Sequence[Finish]) -> str:
     if near:
         rivals = first_names([f"{name_of(finish.row, rows)} ({took(finish)})" for finish in near], 2)
         return (
-            f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}: the"
-            " ranges overlap"
+            f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}:"
+            " their 90% ranges overlap"
         )
     if not others:
         return f"{job} {how} {name}: {took(best)}, {_evidence(best)}"

@@ -13,7 +13,7 @@ from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, RANKED, THROUGHPUT, TRAINING
 from fastlaunch.core.errors import UnknownName
-from fastlaunch.core.tables import GAP, KEPT, WIDTH, table
+from fastlaunch.core.tables import FIXED, GAP, WIDTH, table
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import counted
 from fastlaunch.report.columns import NOTHING, RATIO, Part, RowColumn, columns_of, interval_text
@@ -73,13 +73,15 @@ def _section(
 
     def grid(of: Sequence[Row], *parts: Part, width: int | None = width) -> str:
         chosen = [column for column in columns if column.part in (Part.IDENTITY, *parts)]
-        if only and parts[0] in _MAIN:
-            # Keep columns that the user named.
-            chosen = [
-                replace(column, importance=KEPT)
-                for column in chosen
-                if column.part == Part.IDENTITY or column.name in only
-            ]
+        # Keep columns that tell rows apart or that the user named, and no others beside the latter.
+        is_main = bool(only) and parts[0] in _MAIN
+        chosen = [
+            replace(column, importance=FIXED)
+            if column.part == Part.IDENTITY or (is_main and column.name in only)
+            else column
+            for column in chosen
+            if not is_main or column.part == Part.IDENTITY or column.name in only
+        ]
         return table(of, chosen, width, rule=True, missing=UNKNOWN)
 
     def grids(of: Sequence[Row]) -> list[str]:
@@ -193,9 +195,15 @@ _BETTER = ("longer is better", "better →")
 _MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 4, 2
 
 
-def as_overview(comparison: Comparison, *, width: int = WIDTH, most_notes: int = _MOST_NOTES) -> str:
-    """Return the comparison as text of up to `width` characters a line, without the answer."""
-    return "\n\n".join(_overview(rows, width, most_notes) for rows in comparison.by_workload.values())
+def as_overview(
+    comparison: Comparison, *, brief: bool = False, width: int = WIDTH, most_notes: int = _MOST_NOTES
+) -> str:
+    """Return the comparison as text of up to `width` characters a line, without the answer.
+
+    brief: leave out the notes that `notes_of` leaves out.
+    """
+    sections = comparison.by_workload.values()
+    return "\n\n".join(_overview(rows, brief, width, most_notes) for rows in sections)
 
 
 def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
@@ -227,7 +235,7 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
     return "\n\n".join(texts)
 
 
-def _overview(rows: Sequence[Row], width: int, most_notes: int) -> str:
+def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> str:
     letters = letters_of(rows)
     columns = [column for column in columns_of(rows, letters=letters) if column.in_overview]
     name, *others = columns
@@ -265,11 +273,9 @@ def _overview(rows: Sequence[Row], width: int, most_notes: int) -> str:
             lambda row: " " if row.verdict.in_batch else _bar(shares.get(id(row), 0.0) / best, room),
         )
         columns.insert(columns.index(ratio), bar)
-    notes = [
-        *asides_of(rows, letters),
-        *_of_pairs(chosen, others[0], shares),
-        *decisive_notes(chosen, rows, letters),
-    ]
+    notes = decisive_notes(chosen, rows, letters, brief=brief)
+    if not brief:
+        notes = [*asides_of(rows, letters), *_of_pairs(chosen, others[0], shares), *notes]
     parts = [
         heading(rows, width),
         table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),

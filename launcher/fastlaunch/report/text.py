@@ -439,12 +439,15 @@ def notes_of(rows: Sequence[Row], brief: bool) -> tuple[list[str], int]:
     return [*price_notes(rows), *notes], len(by_note) - len(shown)
 
 
-def decisive_notes(shown: Sequence[Row], rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
+def decisive_notes(
+    shown: Sequence[Row], rows: Sequence[Row], letters: Letters = NO_LETTERS, *, brief: bool = False
+) -> list[str]:
     """Return the notes on prices, then the notes that matter for a decision, in order of the rows.
 
-    A note on all rows that are ranked against the baseline names no row.
+    A note on all rows that are ranked against the baseline names no row. brief: as for `notes_of`.
     """
     by_note = _by_note(shown, lambda row: row.verdict.decisive)
+    by_note = {note: of for note, of in by_note.items() if not brief or note.kind in _BRIEF}
     ranked = [row for row in shown if row.verdict.is_ranked and not row.is_baseline]
     everyone = ranked if len(ranked) > 1 else []
     return [
