@@ -179,7 +179,7 @@ def test_a_sum_with_assumed_parts_is_not_called_measured() -> None:
         assert workload["rows"][0]["evidence"] == evidence
         assert workload["sentence"].endswith(f", {evidence}")
         text = finish_table(comparison, 10_000, CATALOGUE)
-        assert ("assumed, not measured: 3 min of boot and 5 min of pull" in " ".join(text.split())) is bool(
+        assert ("assumed, not measured: 3 min of boot, 5 min of pull" in " ".join(text.split())) is bool(
             where
         )
 
@@ -247,6 +247,8 @@ def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_n
     )
     assert "with bf16 at batch 64: $1,005 in 16.8 min" in workload["sentence"]
     text = finish_table(comparison, 1000, CATALOGUE)
+    ranked, others = text.split("not ranked with these:")
+    assert "\nte-article " in others and "at batch 128" in others and "\nbf16 at batch 64 " in ranked
     assert "vit-huge: time and cost for as many images as 1,000 steps of bf16 at batch 64" in text
 
 
@@ -269,6 +271,12 @@ def test_a_range_that_is_narrower_than_what_is_assumed_is_not_shown() -> None:
     short, long = (finish_table(comparison, steps, CATALOGUE) for steps in (100, 1_000_000))
     # At 3% a range of 100 s is 3 s, and 480 s are assumed.
     assert "±" not in short.partition("* ")[0] and "±" in long.partition("* ")[0]
+
+
+def test_of_single_runs_the_answer_says_that_there_is_no_range() -> None:
+    comparison = compared(run("bf16", 1.0), run("compile", 0.5), usd_per_hour=DOLLAR)
+    (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
+    assert workload["sentence"].endswith("less than with bf16, measured, without a range")
 
 
 def test_rows_whose_ranges_overlap_are_not_settled() -> None:

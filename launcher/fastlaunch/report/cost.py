@@ -146,9 +146,7 @@ def evidence_text(evidence: str, assumed: Collection[str]) -> str:
 def assumed_note(assumed_s: Mapping[str, float]) -> Iterator[str]:
     """Yield a note on the parts that are assumed, with their seconds."""
     if assumed_s:
-        parts = " and ".join(
-            f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in assumed_s.items()
-        )
+        parts = ", ".join(f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in assumed_s.items())
         yield f"assumed, not measured: {parts}; no range includes this, and a narrower ± is left out"
 
 
@@ -214,7 +212,10 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
     has_range = any(_hours(finish.cost).low is not None for finish in finishes if finish.cost)
     notes = [*([_HOW_SURE] if has_range else []), *assumed_note(assumed_s)]
     heading = textwrap.fill(f"{workload}: time{' and cost' if is_priced else ''} for {_job(finishes)}", width)
-    text = table(_ordered(finishes), columns, width, rule=True, missing=UNKNOWN)
+    ordered = _ordered(finishes)
+    num_ranked = sum(map(_is_ranked, ordered))
+    titles = {num_ranked: "not ranked with these:"} if 0 < num_ranked < len(ordered) else None
+    text = table(ordered, columns, width, rule=True, missing=UNKNOWN, titles=titles)
     sentence = textwrap.fill(f"{_sentence(finishes)}.", width, break_on_hyphens=False)
     return "\n\n".join([sentence, heading, text, bulleted(notes, width)])
 
@@ -313,11 +314,12 @@ def _sentence(finishes: Sequence[Finish]) -> str:
         )
     if not others:
         return f"{job} {how} {name}: {took(best)}, {_evidence(best)}"
-    percent = 100 * (1 - least.value / _amount(others[0], in_dollars=in_dollars).value)
-    return (
-        f"{job} {how} {name}: {took(best)}, {percent:.1f}% less than with {name_of(others[0].row, rows)},"
-        f" {_evidence(best)}"
-    )
+    second = _amount(others[0], in_dollars=in_dollars)
+    percent = 100 * (1 - least.value / second.value)
+    other = name_of(others[0].row, rows, beside=best.row)
+    unsure = ", without a range" if least.high is None or second.low is None else ""
+    than = other if other.startswith("on ") else f"with {other}"
+    return f"{job} {how} {name}: {took(best)}, {percent:.1f}% less than {than}, {_evidence(best)}{unsure}"
 
 
 def _row_to_json(finish: Finish) -> dict[str, Any]:
