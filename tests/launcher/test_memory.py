@@ -21,16 +21,53 @@ LORA = ModelSize(
     flops_per_sample=4 * NUM_LLAMA_7B * 4096,
     **LLAMA_7B,
 )
-#: Peaks of allocated memory in GiB by recipe and batch, on an H100 on 26 November 2026: torch 2.11, PEFT
-#: 0.21, Liger 0.8.5, torchao 0.17; LLAMA2-7B, 4,096 tokens a sample, adapters of rank 16 on all linear
-#: layers. The head was not compiled, and torchao's frozen weights were held in bf16.
+LLAMA_8B = ModelSize(
+    num_parameters=8_030_261_248 + 41_943_040,
+    num_trained=41_943_040,
+    num_layers=32,
+    width=4096,
+    mlp_width=14_336,
+    num_kv_features=2048,
+    vocabulary=128_256,
+    tokens_per_sample=4096,
+)
+LLAMA_3B = ModelSize(
+    num_parameters=3_212_749_824,
+    num_trained=3_212_749_824,
+    num_layers=28,
+    width=3072,
+    mlp_width=8192,
+    num_kv_features=2048,
+    vocabulary=128_256,
+    tokens_per_sample=4096,
+)
+LLAMA_1B = replace(
+    LLAMA_3B, num_parameters=1_235_814_400, num_trained=1_235_814_400, num_layers=16, width=2048,
+    num_kv_features=1024,
+)  # fmt: skip
+IN_BF16 = "compile parameter_dtype=bf16-master"
+NF4 = "nf4 activation_checkpointing=none"
+#: Peaks of allocated memory in GiB by recipe and batch, of our entrypoint on an H100 on 28 November 2026:
+#: torch 2.11, Transformers 5.17, PEFT 0.21, Liger 0.8.5, torchao 0.17; 4,096 tokens a sample, and in LoRA
+#: adapters of rank 16 on all linear layers.
 PEAKS = (
-    ("bf16", 1, 39.4),
-    ("bf16 kernels=liger", 1, 33.6),
-    ("liger", 1, 31.3),
-    ("compile", 1, 31.7),
-    ("ao-fp8", 1, 31.7),
-    ("ao-fp8", 2, 50.0),
+    ("bf16", 1, LORA, 35.4),
+    ("liger", 1, LORA, 30.3),
+    ("compile", 1, LORA, 29.7),
+    ("compile", 2, LORA, 46.2),
+    ("ao-fp8", 1, LORA, 29.6),
+    ("fp8-frozen", 1, LORA, 24.9),
+    ("fp8-frozen", 2, LORA, 41.4),
+    (NF4, 1, LORA, 32.6),
+    ("bf16", 1, LLAMA_8B, 44.0),
+    ("liger", 1, LLAMA_8B, 33.7),
+    ("compile", 1, LLAMA_8B, 33.7),
+    ("compile", 2, LLAMA_8B, 51.7),
+    ("fp8-frozen", 1, LLAMA_8B, 28.9),
+    ("fp8-frozen", 2, LLAMA_8B, 47.0),
+    (NF4, 1, LLAMA_8B, 37.0),
+    (IN_BF16, 2, LLAMA_3B, 71.9),
+    (IN_BF16, 4, LLAMA_1B, 39.4),
 )
 
 
@@ -41,13 +78,15 @@ def reckoned_gib(recipe: str, batch: int = 1, size: ModelSize = LORA, num_gpus: 
     return fixed + batch * per_sample
 
 
-@pytest.mark.parametrize(("recipe", "batch", "peak_gib"), PEAKS)
-def test_the_reckoned_memory_is_near_the_measured_peak(recipe: str, batch: int, peak_gib: float) -> None:
-    assert reckoned_gib(recipe, batch) == pytest.approx(peak_gib, rel=0.15)
+@pytest.mark.parametrize(("recipe", "batch", "size", "peak_gib"), PEAKS)
+def test_the_reckoned_memory_is_near_the_measured_peak(
+    recipe: str, batch: int, size: ModelSize, peak_gib: float
+) -> None:
+    assert reckoned_gib(recipe, batch, size) == pytest.approx(peak_gib, rel=0.15)
 
 
 def test_fewer_bits_and_fewer_activations_take_less_memory() -> None:
-    order = ("bf16", "liger", "fp8-frozen", "nf4", "nf4 activation_checkpointing=block")
+    order = ("bf16", "liger", "fp8-frozen", "fp8-frozen activation_checkpointing=block", "nf4")
     assert [*order] == sorted(order, key=reckoned_gib, reverse=True)
     # Of 6.6 billion weights in linear layers one byte each.
     saved_gib = reckoned_gib("ao-fp8") - reckoned_gib("fp8-frozen")

@@ -619,7 +619,7 @@ def test_fine_tuning_is_weighed_where_its_memory_fits(
     assert found["pick"]["usd_per_million_tokens"] == pytest.approx(found["pick"]["usd"] / 50)
     too_small = {need["recipe"]: need["too_small"] for need in found["memory"]}
     assert "L40S" in too_small["bf16"] and "L40S" not in too_small["liger"]
-    assert "L4" in too_small["nf4"] and "L4" not in too_small["nf4 activation_checkpointing=block"]
+    assert "L4" in too_small["fp8-frozen"] and "L4" not in too_small["nf4"]
     by_place = {(each["instance"], each["recipe"]): each for each in found["left_out"]}
     fits = by_place["g6e.xlarge", "bf16"]["fits"]
     assert fits[:2] == [

@@ -275,7 +275,8 @@ def facts_of(rows: Sequence[Row], subject: Subject, catalogue: Catalogue) -> lis
             )
         )
     weighed = subject.tuning.recipes if subject.tuning else () if by_recipe else (RECIPES["bf16"],)
-    return facts + [_unmeasured(recipe, subject) for recipe in weighed if recipe.label not in by_recipe]
+    unmeasured = dict.fromkeys(recipe for recipe in weighed if recipe.label not in by_recipe)
+    return facts + [_unmeasured(recipe, subject) for recipe in unmeasured]
 
 
 def _unmeasured(recipe: Recipe, subject: Subject) -> RecipeFacts:
@@ -284,7 +285,7 @@ def _unmeasured(recipe: Recipe, subject: Subject) -> RecipeFacts:
         precision=recipe.precision,
         batches=(subject.info.batch_size,) if subject.info else (),
         memory=subject.tuning.memory_of(recipe) if subject.tuning else None,
-        instead_of=recipe.name if recipe.activation_checkpointing == "block" else None,
+        instead_of=recipe.name if recipe != RECIPES[recipe.name] else None,
     )
 
 

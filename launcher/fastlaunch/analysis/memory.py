@@ -20,18 +20,18 @@ _GIB = 2**30
 #: and of the width of the MLP. By whether linear weights are frozen, whether the kernels of norms and MLP are
 #: fused, and whether blocks are compiled, which recomputes casts and pointwise functions.
 #:
-#: Eager, with adapters: both norms' inputs in fp32 (4), a bf16 copy of the input for each of six adapters'
-#: products and for the output projection's (6), queries and attention (2); in the MLP gate, its SiLU, up, and
-#: their product. With fp32 weights the norms keep their outputs, too, and the residual stream is in fp32.
+#: Eager, with adapters: both norms' inputs in fp32 (4), their outputs, which the adapters read (2), queries
+#: and attention (2); in the MLP gate, its SiLU, up, and their product. With fp32 weights the norms keep more,
+#: and the residual stream is in fp32.
 _KEPT = {
-    (True, False, False): (12, 1, 4),
-    (True, True, False): (10, 1, 3),
+    (True, False, False): (8, 1, 4),
+    (True, True, False): (8, 1, 3),
     (True, False, True): (6, 1, 3),
     (True, True, True): (8, 1, 3),
-    (False, False, False): (15, 1, 4),
-    (False, True, False): (13, 1, 3),
-    (False, False, True): (8, 1, 3),
-    (False, True, True): (10, 1, 3),
+    (False, False, False): (11, 1, 4),
+    (False, True, False): (11, 1, 3),
+    (False, False, True): (6, 1, 3),
+    (False, True, True): (8, 1, 3),
 }
 #: Bytes of a logit: in bf16, in fp32, its log softmax, and the gradients in fp32 and bf16. Compiled, the loss
 #: holds logits and gradients in bf16 alone; Liger's holds neither.
@@ -140,8 +140,11 @@ def memory_of(size: ModelSize, recipe: Recipe) -> Memory:
     if is_sharded:
         # FSDP2 gathers the next block beside the current one.
         working = 2 * number * layer
+    elif recipe.frozen_weights == "nf4" and compiles and recipe.activation_checkpointing == "none":
+        # The compiler keeps what it has unpacked for the backward pass.
+        working = number * num_packed
     elif recipe.frozen_weights == "nf4":
-        working = number * width * mlp_width
+        working = number * (layer if compiles else width * mlp_width)
     elif not size.has_adapters and recipe.parameter_dtype == "fp32":
         working = number * num_trained
     checkpoints = recipe.activation_checkpointing == "block"
@@ -179,7 +182,8 @@ class FineTuning:
 
     size: ModelSize
     tokens: int  # of a sample
-    recipes: tuple[Recipe, ...]  # to weigh, each followed by itself with activation checkpointing
+    #: To weigh, each followed by itself with activation checkpointing, which some have anyway.
+    recipes: tuple[Recipe, ...]
 
     def memory_of(self, recipe: Recipe) -> Memory:
         return memory_of(self.size, recipe)

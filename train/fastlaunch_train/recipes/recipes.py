@@ -133,9 +133,11 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="nf4",
-            description="NOT equivalent: frozen weights rounded to 4 bits (QLoRA), compiled block by block",
+            # Compiled, a block would keep its unpacked weights for the backward pass.
+            description="NOT equivalent: frozen weights in 4 bits (QLoRA), blocks compiled and recomputed",
             frozen_weights="nf4",
             compile_mode="default",
+            activation_checkpointing="block",
         ),
         Recipe(
             name="jit-script",
