@@ -45,7 +45,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_shipped_lists_are_of_the_constraints_and_leave_the_images_own_alone() -> None:
     assert [pin.name for pin in wanted_pins()] == ["timm"]
     # `submit` says `fastlaunch build --with` these, by the names they are imported by.
-    assert set(read_extras()) == {"transformers", "lightning", "torchao"}
+    assert set(read_extras()) == {"transformers", "lightning", "torchao", "peft", "liger_kernel"}
     packages = [*packages_of(list(read_extras())), *(f"{pin.name}=={pin.version}" for pin in wanted_pins())]
     assert set(packages) <= set(CONSTRAINTS)
     assert not {each.partition("==")[0] for each in packages} & {"torchvision", "numpy", *IN_BASE_IMAGES}
