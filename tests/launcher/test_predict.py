@@ -274,7 +274,7 @@ def test_eight_gpus_are_about_eight_times_one_and_the_unit_scales() -> None:
         ({"batch_per_gpu": "-1"}, "not above 0"),
         ({"params": "nan"}, "not above 0"),
         ({"model": ""}, "model is missing"),
-        ({"model": "other", "params": ""}, "FLOPs are unknown"),
+        ({"model": "other", "params": ""}, "size is unknown"),
         ({"params": "70e9"}, "does not fit in memory"),
     ],
 )

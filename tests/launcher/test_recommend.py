@@ -759,7 +759,7 @@ def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
     found = fastlaunch.recommend("vit-huge", 100_000_000, deadline="48h", measured_only=True)
     words = ("--workload", "vit-huge", "--samples", "100M", "--deadline", "2d", "--measured-only")
     assert found.to_json() == data(capsys, *words)
-    assert "p4d.24xlarge with bf16" in repr(found)
+    assert "p4d.24xlarge with bf16" in " ".join(repr(found).split())
     assert [*found.to_pandas()["instance"]][-2:] == [P4D, P5]
 
 
@@ -833,6 +833,10 @@ def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
 def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     found = fastlaunch.recommend("gpt2-xsmall", "10M", measured_only=True)
     assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
+    nothing = fastlaunch.recommend("hf-clm:./model", "10M", measured_only=True)
+    assert nothing.pick is None
+    assert any("transformers" in each and "fastlaunch build" in each for each in nothing.warnings)
+    assert nothing.command is not None and nothing.command.endswith(" --image URI@sha256:...")
     assert run(["recommend", *BF16_ONLY, "--max-cost", "1"]) == 1
 
 

@@ -21,7 +21,8 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import columns_of
 from fastlaunch.report.data import QUANTITIES, as_csv, as_json, to_json
 from fastlaunch.report.table import as_markdown, as_table
-from fastlaunch.report.text import answer, asides_of, number
+from fastlaunch.report.text import Letters, answer, asides_of, number
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 #: The interface of schema 2, in order. What the issue asked for comes first; a change here is a new schema.
 PROMISED = (
@@ -232,3 +233,15 @@ def test_the_answer(candidates: list[MeasuredRun], sentence: str) -> None:
 )
 def test_numbers(quantity: float, text: str) -> None:
     assert number(quantity) == text
+
+
+def test_an_option_has_the_same_letter_in_every_table_and_a_sentence_spells_it() -> None:
+    long = resolve_recipe("bf16", ["ddp_bucket_mb=25", "grad_accumulation=2"])
+    alike = resolve_recipe("bf16", ["grad_accumulation=4", "ddp_bucket_mb=25"])
+    short = resolve_recipe("bf16", ["grad_accumulation=2"])
+    alone, beside = Letters([long]), Letters([short, long, alike])
+    assert alone(long) == beside(long) == "bf16 +u+g" and beside(short) == "bf16 +g"
+    assert beside(alike) == "bf16 +u+g2"
+    assert alone.in_words(long) == "bf16 (two options)"
+    # Where another recipe has as many, the number tells neither.
+    assert beside.in_words(long) == long.label and beside.in_words(short) == short.label

@@ -134,7 +134,7 @@ def test_labels_have_letters_for_long_settings(tmp_path: Path) -> None:
         write_run(tmp_path / str(number), recipe=recipe, run_id=f"run-{number}")
     assert run(["runs", "import", str(tmp_path)]) == 0
     given = report(price_as=CHARGED, predictions=False).page_input()
-    labels = {"bf16 on H200", "bf16 +a on H200", "bf16 +a+b on H200"}
+    labels = {"bf16 on H200", "bf16 +u on H200", "bf16 +u+g on H200"}
     spec, data = cost_chart(given)
     assert {of["label"] for of in data["rows"]} == labels
     assert "ddp_bucket_mb=25" in spec["title"]["text"] and "grad_accumulation=2" in spec["title"]["text"]

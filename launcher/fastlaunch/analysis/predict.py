@@ -312,9 +312,9 @@ class Predictor:
             return f"GPU {config.gpu_name!r} is in no table of hardware and not among the anchors"
         if config.workload not in self._workloads:
             if config.log_flops is None:
-                return "no anchor has this model and unit, and its FLOPs are unknown without params"
+                return "no known run has this model, and its size is unknown"
             if not any(other.unit == config.unit and other.log_flops for other in self.configs):
-                return f"no anchor has this model, or {config.unit} of any model with params"
+                return f"no known run has this model, or {config.unit} of a model of known size"
         if config.gpu is None:
             return None
         formats = config.gpu.peak_tflops

@@ -18,7 +18,7 @@ from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import is_region, parse_date, parse_duration_s
 from fastlaunch.lifecycle.world import World, default_context
-from fastlaunch_train.recipes.recipes import RECIPES
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
 if TYPE_CHECKING:
     import pandas
@@ -218,10 +218,7 @@ def recommend(
                 warnings.append(_no_candidate(name, has_price=name in priced))
     warnings += known.warnings
     if candidates.origin is Origin.SHIPPED and candidates.rows:
-        warnings.append(
-            f"the ledger has no run of {workload} on a GPU: the answer uses the figures and measurements"
-            " that come with fastlaunch"
-        )
+        warnings.append(f"no run of {workload} on a GPU is in the ledger: shipped figures count")
     result = analysis.recommend(
         choices,
         Limits(deadline_hours=hours, budget_usd=max_cost_usd),
@@ -235,9 +232,11 @@ def recommend(
             memory=tuple(subject.tuning.needs(gpus.values())),
             published=tuple(published_speeds(published_anchors(), subject)),
         )
+    trained = result.pick and result.pick.configuration.query.recipe
     if not result.num_choices:
         result = replace(result, command=_sweep_command(job, bought, catalogue))
-    elif result.pick and (lacking := _lacking_in_images(workload, result.pick.configuration.query.recipe)):
+        trained = resolve_recipe("bf16")  # which sweep measures unless told otherwise
+    if trained and not job.like.setup.is_script and (lacking := _lacking_in_images(workload, trained)):
         result = _with_image(replace(result, warnings=(*result.warnings, lacking)))
     return Recommendation(
         **vars(result),

@@ -151,7 +151,6 @@ def compare(
     **options: Any,
 ) -> int:
     comparison = api.compare(*selectors, every_run=every_run, context=app_context(), **options)
-    print_warnings(comparison.warnings)
     if why is not None or notes:
         if output != "table":
             hint = f"leave out --output {output}: JSON has each row's reason"
@@ -163,11 +162,13 @@ def compare(
         click.echo(
             all_notes(comparison, width=width) if why is None else all_of_row(comparison, why, width=width)
         )
+        print_warnings(comparison.warnings)
         return EXIT_DONE
     in_full = in_full or bool(columns)
     print_comparison(
         comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
     )
+    print_warnings(comparison.warnings)
     next_command(_next(comparison, output))
     return EXIT_JOB_FAILED if _fails(comparison, fail_if_worse) else EXIT_DONE
 

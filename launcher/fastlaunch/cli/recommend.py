@@ -124,15 +124,17 @@ def recommend(workload: str, output: str, **options: Any) -> int:
     from fastlaunch.report.recommendation import as_rows, as_text
 
     recommendation = api.recommend(workload, context=app_context(), **options)
-    for warning in recommendation.warnings:
-        click.echo(wrapped(as_warning(warning)), err=True)
     if output == "json":
         print_json(recommendation.to_json())
     elif output == "csv":
         print_rows(as_rows(recommendation), output=output)
     else:
         click.echo(as_text(recommendation, width=output_width()))
+    for warning in recommendation.warnings:
+        click.echo(wrapped(as_warning(warning)), err=True)
     experiment = recommendation.experiment
-    if command := (experiment and experiment.command) or recommendation.command:
+    command = (experiment and experiment.command) or recommendation.command
+    # The text ends with the commands of a pick.
+    if command and (output != "table" or recommendation.pick is None):
         next_command(command)
     return EXIT_DONE if recommendation.pick else EXIT_JOB_FAILED

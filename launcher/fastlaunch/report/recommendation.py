@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fastlaunch.analysis.memory import MemoryNeed
-from fastlaunch.analysis.rate import in_one_part
+from fastlaunch.analysis.rate import Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
@@ -15,15 +15,30 @@ from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
-from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text
+from fastlaunch.report.cost import hours_text, rate_to_json, tokens_text
 from fastlaunch.report.data import fields_to_json
-from fastlaunch.report.text import NO_LETTERS, Letters, bulleted, dollars, number
+from fastlaunch.report.text import NO_LETTERS, Labels, Letters, bulleted, dollars, number
 
 #: The most table lines, and the most reasons, on a screen.
-_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 2, 2
+_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 1, 2
 _MOST_PUBLISHED = 3
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
+#: Evidence in a sentence, and what the words of the table mean.
+_IN_WORDS = {
+    "measured": "measured on this instance type",
+    "same GPU": "from measurements on the same GPU",
+    "published": "as published",
+    "predicted": "predicted",
+}
+_MEANINGS = {
+    "same GPU": "measured on this GPU in another machine",
+    "A": "predicted from this model and precision on this generation of GPU",
+    "B": "predicted from this model and this generation, which were not measured together",
+    "B0": "predicted from the model's size alone",
+    "C": "predicted without a measurement on this generation of GPU, or without any in FP8",
+    "D": "predicted for several GPUs without NVLink",
+}
 _BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block", TRAINING_PLAN: "in a training plan"}
 
 
@@ -33,8 +48,8 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
     named = _named_choices(recommendation, lines)
     letters = Letters(in_one_part(choice.configuration.query.recipe) for choice in named)
     parts = [
-        _filled(sentence(recommendation, letters), width),
-        "\n".join(_filled(text, width) for text in why(recommendation, letters)),
+        _filled(sentence(recommendation, letters.in_words), width),
+        "\n".join(_filled(text, width) for text in why(recommendation, letters.in_words)),
     ]
     if lines:
         heading = _filled(_heading(recommendation, lines), width)
@@ -82,13 +97,15 @@ def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
     return f"{heading}, a global batch of {batches.pop():,}" if len(batches) == 1 else heading
 
 
-def sentence(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> str:
+def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> str:
     """Return the pick in a sentence, or the reason why there is none."""
     pick, job = recommendation.pick, recommendation.job
     if pick is not None:
-        evidence = pick.configuration.rate.evidence_text
-        tokens = tokens_text(pick.configuration.rate, pick.usd, pick.samples)
-        return f"Train on {_named(pick, recommendation, letters)}: {_costs(pick)}{tokens}, {evidence}."
+        rate = pick.configuration.rate
+        tokens = tokens_text(rate, pick.usd, pick.samples)
+        name = _named(pick, recommendation, letters)
+        costs = _costs(pick, what="90% range ")
+        return f"Train on {name}: {costs}{tokens}, {_IN_WORDS[rate.evidence]}{_class(rate)}."
     if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
     cheapest, fastest = recommendation.front[0], recommendation.front[-1]
@@ -105,7 +122,7 @@ def sentence(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> s
     )
 
 
-def why(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> Iterator[str]:
+def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterator[str]:
     """Yield sentences on the choices that the pick beats, and on the price at which that changes."""
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
     if pick is None:
@@ -132,7 +149,10 @@ def why(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> Iterat
         tells = (
             "" if is_next else f"; a run of {hours_text(rival.hours)} for ${dollars(rival.usd)} would tell"
         )
-        yield f"Not settled against {name}: {_costs(rival.choice)}, {_evidence(rival.choice)}{tells}."
+        if rival.choice is runner_up:
+            yield f"The runner-up may yet be cheaper{tells}."
+        else:
+            yield f"Not settled against {name}: {_costs(rival.choice)}, {_evidence(rival.choice)}{tells}."
     if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
         name = _named(measured, recommendation, letters)
         yield f"The cheapest that was measured is {name}: {_costs(measured)}."
@@ -140,8 +160,8 @@ def why(recommendation: Recommendation, letters: Letters = NO_LETTERS) -> Iterat
         paid = pick.purchase.paid_usd_per_hour
         up_to = math.floor(100 * even.usd_per_hour) / 100  # above it the pick is already another one
         yield (
-            f"Cheapest up to ${up_to:,.2f} an hour (now ${paid:,.2f}); above that,"
-            f" {_named(even.other, recommendation, letters)}."
+            f"By the expected costs, {pick.instance} stays the cheapest up to ${up_to:,.2f} an hour (now"
+            f" ${paid:,.2f}); above that it is {_named(even.other, recommendation, letters)}."
         )
 
 
@@ -163,7 +183,7 @@ def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     )
 
 
-def _named(choice: Choice, recommendation: Recommendation, letters: Letters) -> str:
+def _named(choice: Choice, recommendation: Recommendation, letters: Labels) -> str:
     """Return `2 x p5.48xlarge with te-fp8`, and how and where it is bought unless that is usual."""
     query, price = choice.configuration.query, choice.purchase.price
     nodes = f"{query.num_nodes} x " if query.num_nodes > 1 else ""
@@ -172,15 +192,27 @@ def _named(choice: Choice, recommendation: Recommendation, letters: Letters) -> 
     return f"{nodes}{choice.instance} with {_recipe(choice, letters)}{bought}{where}"
 
 
-def _recipe(choice: Choice, letters: Letters) -> str:
+def _recipe(choice: Choice, letters: Labels) -> str:
     """Return `te-fp8`, or `te-fp8 /2` where each GPU takes its batch in two parts."""
     query = choice.configuration.query
     parts = f" /{query.num_parts}" if query.num_parts > 1 else ""
     return f"{letters(in_one_part(query.recipe))}{parts}"
 
 
-def _costs(choice: Choice) -> str:
-    return cost_text(choice.total)
+def _costs(choice: Choice, *, what: str = "") -> str:
+    """Return `$195 (188 to 203), 28.2 h`. what: stands before the range."""
+    usd, hours = choice.total.usd, hours_text(choice.total.hours.value)
+    limits = "" if usd.low is None else f" ({what if not usd.is_boundless else ''}{_range(usd)})"
+    return f"${number(usd.value)}{limits}, {hours}"
+
+
+def _class(rate: Rate) -> str:
+    return f" (class {rate.prediction_class})" if rate.prediction_class else ""
+
+
+def _in_table(rate: Rate) -> str:
+    """Return `same GPU` or `class A`, which `_legend` spells out."""
+    return f"class {rate.prediction_class}" if rate.prediction_class else rate.evidence
 
 
 def _range(usd: Interval) -> str:
@@ -225,39 +257,35 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
             return "over"
         return "front" if id(choice) in front else ""
 
-    def evidence(choice: Choice) -> str:
-        rate = choice.configuration.rate
-        return " ".join(filter(None, (rate.evidence, rate.prediction_class)))
-
     columns: list[Column[Choice]] = [
         Column("instance", lambda choice: choice.instance),
         Column("nodes", lambda choice: str(choice.configuration.query.num_nodes), align="right"),
         Column("recipe", lambda choice: _recipe(choice, letters)),
-        Column("batch", lambda choice: str(choice.configuration.query.batch_size_per_gpu), importance=2),
+        Column("batch/GPU", lambda choice: str(choice.configuration.query.batch_size_per_gpu), importance=2),
         Column("bought", lambda choice: choice.purchase.price.purchase),
         Column("region", lambda choice: choice.purchase.price.region),
-        Column("$", lambda choice: dollars(choice.usd), align="right"),
+        Column("$", lambda choice: number(choice.usd), align="right"),
         Column(
             "range",
             lambda choice: _range(choice.total.usd) if choice.total.usd.low else None,
             align="right",
-            importance=3,
         ),
         Column("hours", lambda choice: number(choice.hours), align="right"),
         Column(
             "tokens/s",
             lambda choice: (per_s := choice.configuration.rate.tokens_per_s) and f"{per_s.value:,.0f}",
             align="right",
-            importance=4,
+            importance=1,
         ),
         Column(
             "$/M tokens",
             lambda choice: (usd := choice.usd_per_million_tokens) and number(usd),
             align="right",
+            importance=3,
         ),
-        Column("evidence", evidence),
+        Column("evidence", lambda choice: _in_table(choice.configuration.rate)),
         Column("whose", lambda choice: (row := choice.configuration.rate.row) and whose(row, [row])),
-        Column("", note),
+        Column("note", note),
     ]
     usual = {"nodes": "1", "bought": "on-demand", "region": recommendation.job.own_region}
     kept = [
@@ -313,9 +341,19 @@ def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Itera
 
 
 def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]:
-    notes = []
+    words = []
+    if any(choice.total.usd.low is not None for choice in lines):
+        words.append("range: what it costs in nine cases of ten")
+    words += dict.fromkeys(
+        f"{_in_table(rate)}: {meaning}"
+        for rate in (choice.configuration.rate for choice in lines)
+        if (meaning := _MEANINGS.get(rate.prediction_class or rate.evidence))
+    )
+    if any(choice in recommendation.front for choice in lines):
+        words.append("front: every other choice is dearer or slower")
     if any(not recommendation.limits.allow(choice) for choice in lines):
-        notes.append("over: it may exceed the deadline or the budget")
+        words.append("over: it may exceed the deadline or the budget")
+    notes = ["; ".join(words)] if words else []
     if any(choice.configuration.query.num_parts > 1 for choice in lines):
         notes.append(
             "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"

@@ -3,8 +3,9 @@
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from string import ascii_lowercase
+from string import ascii_letters
 from typing import Any
 
 from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_of
@@ -20,6 +21,7 @@ from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.units import first_names
 from fastlaunch.measure.summary import VERSION, Interval
 from fastlaunch_train.recipes.recipe import Recipe
+from fastlaunch_train.recipes.recipes import OVERRIDABLE
 
 NONE = "none"
 UNKNOWN = "n/a"
@@ -35,14 +37,22 @@ _WHY_LEFT_OUT = {
 }
 
 
+#: Labels a recipe in a sentence or a table.
+Labels = Callable[[Recipe | str], str]
+
+
 class Letters:
-    """Recipes' labels for a narrow table: a letter for each override, `fp8-fused +a`, where one is long."""
+    """Recipes' labels for a narrow table: a letter for each override, `fp8-fused +l`, where one is long."""
 
     def __init__(self, recipes: Iterable[Recipe | str] = ()) -> None:
         known = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
         is_long = any(len(recipe.label) > _LONG_LABEL for recipe in known)
         overrides = dict.fromkeys(override for recipe in known for override in recipe.overrides if is_long)
-        self._letters = {override: _letter(number) for number, override in enumerate(overrides)}
+        self._letters: dict[tuple[str, str], str] = {}
+        for field, value in overrides:
+            turn = 1 + sum(other == field for other, _ in self._letters)
+            self._letters[field, value] = f"{_LETTERS[field]}{turn if turn > 1 else ''}"
+        self._alike = Counter((recipe.name, len(recipe.overrides)) for recipe in dict.fromkeys(known))
 
     def __call__(self, recipe: Recipe | str) -> str:
         if isinstance(recipe, str):
@@ -51,8 +61,17 @@ class Letters:
             return recipe.label
         return f"{recipe.name} +{'+'.join(self._letters[override] for override in recipe.overrides)}"
 
+    def in_words(self, recipe: Recipe | str) -> str:
+        """Return `fp8-fused (three options)`, for a sentence above the legend; one option is spelt out."""
+        if isinstance(recipe, str):
+            return recipe
+        number = len(recipe.overrides)
+        if not self._letters or number < 2 or self._alike[recipe.name, number] > 1:
+            return recipe.label
+        return f"{recipe.name} ({_NUMBERS[number] if number < len(_NUMBERS) else number} options)"
+
     def legend(self, width: int | None = None) -> str:
-        """Return `a: optimizer_impl=fused, b: step_graph=true` in lines of `width`; empty without letters."""
+        """Return `o: optimizer_impl=fused, s: step_graph=true` in lines of `width`; empty without letters."""
         entries = [
             f"{letter}:\N{NO-BREAK SPACE}{field}={value}" for (field, value), letter in self._letters.items()
         ]
@@ -65,10 +84,24 @@ class Letters:
 NO_LETTERS = Letters()
 
 
-def _letter(number: int) -> str:
-    """Return `a` to `z`, then `a2` and so on."""
-    letter, turn = ascii_lowercase[number % 26], number // 26
-    return f"{letter}{turn + 1}" if turn else letter
+def _letters_of_fields() -> dict[str, str]:
+    """Return a letter for each field of a recipe, one of its name if any is free."""
+    letters: dict[str, str] = {}
+    for field in dict.fromkeys((*_OFTEN_SET, *OVERRIDABLE)):
+        free = set(ascii_letters) - set(letters.values())
+        letters[field] = next(letter for letter in (*field, *ascii_letters) if letter in free)
+    return letters
+
+
+#: The fields that choose their letters first.
+_OFTEN_SET = (
+    *("dgrad_accumulation", "last_block", "weight_cast", "optimizer_impl", "parameter_dtype", "step_graph"),
+    *("grad_accumulation", "compile_mode", "activation_checkpointing"),
+)
+#: The letter of each field, the same on all screens.
+_LETTERS = _letters_of_fields()
+#: Numbers of options in a sentence.
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 def answer_to_json(comparison: Comparison) -> dict[str, Any]:
@@ -91,7 +124,7 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def sentence_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> str:
+def sentence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> str:
     """Return the answer for one workload in a sentence: what, where, how much, how sure."""
     home = at_home(rows)
     return f"{_clause(home, best_of(home), letters)}."
@@ -122,10 +155,10 @@ def letters_of(rows: Sequence[Row]) -> Letters:
 def answer(comparison: Comparison, *, lettered: bool = False) -> str:
     """Return the answer, with a sentence on its own line for each workload.
 
-    lettered: name recipes as the overview below it does, whose legend spells the letters.
+    lettered: count the options of a recipe that the overview below it spells in its legend.
     """
     sentences = {
-        workload: sentence_of(rows, letters_of(rows) if lettered else NO_LETTERS)
+        workload: sentence_of(rows, letters_of(rows).in_words if lettered else NO_LETTERS)
         for workload, rows in comparison.by_workload.items()
     }
     if len(sentences) == 1:
@@ -133,7 +166,7 @@ def answer(comparison: Comparison, *, lettered: bool = False) -> str:
     return "\n".join(f"{workload}: {sentence}" for workload, sentence in sentences.items())
 
 
-def _clause(rows: Sequence[Row], best: Best | None, letters: Letters) -> str:
+def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
     """Return which row is best, or why none is."""
     unbarred = [row for row in rows if not row.is_barred]
     if best is None and unbarred:
@@ -270,9 +303,7 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f}%"
 
 
-def name_of(
-    row: Row, rows: Sequence[Row], *, beside: Row | None = None, letters: Letters = NO_LETTERS
-) -> str:
+def name_of(row: Row, rows: Sequence[Row], *, beside: Row | None = None, letters: Labels = NO_LETTERS) -> str:
     """Return the row's recipe, with enough detail to distinguish it from the other rows.
 
     beside: a row that was named just before; what the two have in common is left out.
@@ -290,7 +321,7 @@ def name_of(
     return " ".join(parts.values())
 
 
-def _name(row: Row, rows: Sequence[Row], letters: Letters) -> dict[str, str]:
+def _name(row: Row, rows: Sequence[Row], letters: Labels) -> dict[str, str]:
     """Return the parts of the row's name, by what they say."""
     parts = {"recipe": letters(row.setup.known_recipe or row.setup.recipe)}
     if len({other.place for other in rows}) > 1:

@@ -260,7 +260,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "workload": workload,
         "unit": unit,
         "columns": [(column.name, column.at_price) for column in columns],
-        "answer": sentence_of(rows, letters),
+        "answer": sentence_of(rows, letters.in_words),
         "figure": _figure(rows),
         "legend": letters.legend(),
         "groups": [
