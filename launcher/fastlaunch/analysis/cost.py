@@ -273,8 +273,9 @@ class ExpectedJob:
 class Expected:
     """Time and cost of jobs, one after another, on one machine or its nodes, with 90% ranges."""
 
-    hours: Interval  # from the request to the last step
+    hours: Interval  # from the request to the last step; no range if it is narrower than what is assumed
     usd: Interval
+    assumed_s: Mapping[str, float]  # as of `Cost`
     jobs: tuple[ExpectedJob, ...]
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from fastlaunch.analysis.account import WORDS
 from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.terminal import as_warning
-from fastlaunch.core.units import by_reason, counted, in_ms, size_text
+from fastlaunch.core.units import by_reason, counted, duration_text, in_ms, size_text
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import Options
@@ -303,11 +304,12 @@ def _needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:
 
 
 def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minutes: int) -> str:
-    """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)`, or why that is unknown.
+    """Return `expected: probably $12.30 (11.9 to 12.8) in 2.2 h (...)` and what it assumes, or why not.
 
     max_minutes: the time limit at which unfinished work is stopped.
     """
-    from fastlaunch.report.text import dollars, number
+    from fastlaunch.report.cost import hours_text
+    from fastlaunch.report.text import dollars
 
     if isinstance(expected, str):
         return f"expected: not known, {expected}."
@@ -325,8 +327,13 @@ def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minut
     if expected.hours.value * 60 > max_minutes:
         too_long = " That is longer than --max-hours: it would be stopped before its end."
     usd = f"${dollars(expected.usd.value)}{range_in_brackets(expected.usd, dollars)}{rate}"
-    hours = f"{number(expected.hours.value)} h{range_in_brackets(expected.hours, number)}"
-    return f"expected: probably {usd} in {hours}{runs}, from boot to the end.{too_long} Step times: {times}."
+    hours = f"{hours_text(expected.hours.value)}{range_in_brackets(expected.hours, hours_text)}"
+    parts = [f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in expected.assumed_s.items()]
+    guess = f" This assumes {', '.join(parts)}, which no range includes." if parts else ""
+    return (
+        f"expected: probably {usd} in {hours}{runs}, from boot to the end.{guess}{too_long}"
+        f" Step times: {times}."
+    )
 
 
 def range_in_brackets(quantity: "Interval", format_value: Callable[[float], str]) -> str:
@@ -343,6 +350,7 @@ def expected_json(expected: "Expected | str") -> dict[str, Any]:
     return {
         "usd": vars(expected.usd),
         "hours": vars(expected.hours),
+        "assumed_s": dict(expected.assumed_s),
         "jobs": [
             {
                 "job": job.name,

@@ -2,6 +2,7 @@
 
 import datetime
 import glob
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from fastlaunch.analysis.cost import (
 )
 from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
 from fastlaunch.analysis.pooling import of_newest_version
-from fastlaunch.analysis.pricing import accelerator_of
+from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
@@ -273,6 +274,8 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
 
     Warn of batches that probably do not fit in the memory of the site's GPUs.
     """
+    from fastlaunch.report.cost import beside_assumed
+
     if any(job.script for job in jobs):
         return "as only the script says how long it runs"
     catalogue = context.catalogue
@@ -324,7 +327,7 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
         num_runs = sum(job.without_seed == kind for job in jobs)
         for number in range(num_runs):
             assumptions = first.for_next_job() if totals or number else first
-            totals.append(cost_of(training, bought, assumptions=assumptions, with_parts=False))
+            totals.append(cost_of(training, bought, assumptions=assumptions))
         step_time_s = batch / rate.samples_per_s.value
         named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
     if all(job.epochs is not None for job in jobs):
@@ -332,12 +335,15 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
     if unknown:
         more = f", nor of {len(unknown) - 2} more of these" if len(unknown) > 2 else ""
         return f"no speed of {' or '.join(unknown[:2])} is{more}"
-    return Expected(
-        hours=together([cost.hours for cost in totals]),
-        # A capacity block is paid as a whole, whatever the jobs use of it.
-        usd=together([cost.effective_usd for cost in totals]),
-        jobs=tuple(named),
-    )
+    hours = together([cost.hours for cost in totals])
+    # A capacity block is paid as a whole, whatever the jobs use of it.
+    usd = together([cost.effective_usd for cost in totals])
+    assumed_s: Counter[str] = Counter()
+    for cost in totals:
+        assumed_s.update(cost.assumed_s)
+    if beside_assumed(hours, sum(assumed_s.values()) / SECONDS_PER_HOUR).high is None:
+        hours, usd = Interval(value=hours.value), Interval(value=usd.value)
+    return Expected(hours=hours, usd=usd, assumed_s=dict(assumed_s), jobs=tuple(named))
 
 
 def _decoding_limit(job: Job, site: Site, samples_per_s: float, unit: str) -> str | None:
