@@ -14,7 +14,7 @@ ATTENTION = "fastlaunch_documents"
 
 
 def register_attention() -> None:
-    """Make `attend` known to Transformers, from release 4.48 on."""
+    """Make `attend` known to Transformers. Raises ImportError before release 4.51."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, attend)

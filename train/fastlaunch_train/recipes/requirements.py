@@ -33,8 +33,8 @@ BF16_CAPABILITY = (8, 0)
 #: The oldest torchao whose float8 configurations go by name.
 TORCHAO_RELEASE = (0, 9)
 
-#: The oldest torchao with NF4Tensor where it is imported from.
-NF4_RELEASE = (0, 15)
+#: The oldest torchao with the tensors of frozen weights where they are imported from.
+FROZEN_RELEASE = (0, 15)
 
 _GENERATIONS: Mapping[Version, str] = {
     (7, 0): "Volta",
@@ -206,7 +206,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement({"fp8_scaling": TE_SCALINGS, "blocks": _TE_BLOCKS}, _scaling_refused),
     _package({"fp8_scaling": TORCHAO_SCALINGS}, "torchao", TORCHAO_RELEASE),
-    _package({"frozen_weights": ("nf4",)}, "torchao", NF4_RELEASE),
+    _package({"frozen_weights": ("fp8", "nf4")}, "torchao", FROZEN_RELEASE),
     Requirement({"kernels": ("liger",)}, _gpu("Liger Kernel", BF16_CAPABILITY)),
     _package({"kernels": ("liger",)}, "liger_kernel", (0, 8)),
     Requirement(_COMPILED, lambda recipe, machine: machine.compile_problem(recipe.compile_backend)),

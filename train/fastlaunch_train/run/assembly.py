@@ -290,7 +290,7 @@ def _convert(
         dtype=computed_in(recipe),
     )
     probe = next_batch(workload, workload.batches(request))
-    if session.flops_per_sample is None and workload.trains:
+    if session.flops_per_sample is None and workload is session.workload and workload.trains:
         session.flops_per_sample = _count_flops(workload, arithmetic, process, model, probe)
     hold_frozen(model, workload, torch.float32)
     if recipe.frozen_weights == "nf4":

@@ -241,7 +241,7 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
         _workload(name, options, config, weights, lora, length),
         sample=sample,
         flops_per_sample=language_flops_per_sample(
-            lambda: _LogitsAlone(_tuned_model(name, config, None, lora)), length
+            lambda: _LogitsAlone(_tuned_model(name, config, None, lora).float()), length
         ),
         model_identity=partial(model_identity, config, weights),
     )
@@ -337,7 +337,13 @@ def _few_blocks(config: Any) -> Any:
 
 def _tuned_model(workload: str, config: Any, weights: str | None, lora: Lora | None) -> TunedModel:
     transformers = import_transformers(workload)
-    register_attention()
+    try:
+        register_attention()
+    except ImportError:
+        raise WorkloadError(
+            f"workload {workload!r} needs transformers 4.51, and {transformers.__version__} is installed",
+            "pip install --upgrade transformers",
+        ) from None
     config.use_cache = False
     dtype = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
     # Frozen weights are published in bf16, and need no more.
@@ -455,8 +461,8 @@ class _LogitsAlone(nn.Module):
         super().__init__()
         self.tuned = tuned
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits. mask: all ones."""
         logits: torch.Tensor = self.tuned(tokens, None)[0]
         return logits
 
