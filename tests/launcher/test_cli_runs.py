@@ -83,7 +83,7 @@ def test_import_and_list(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert typed(capsys, "import", str(rows))[0] == "Imported 0 runs, 2 were here already.\n"
     out, err = typed(capsys)
     assert out.splitlines()[3].split()[0] == OWN
-    assert (out.splitlines()[-1], err) == ("3 runs.", f"next: fastlaunch runs show {OWN}\n")
+    assert (out.splitlines()[-1], err) == ("3 runs in all.", f"next: fastlaunch runs show {OWN}\n")
     _, line, sentence = typed(capsys, "list", "--limit", "1")[0].splitlines()
     assert line.startswith(OWN) and sentence.startswith("3 runs")
 

@@ -85,7 +85,7 @@ def test_steps_alone_cost_their_time_on_all_nodes() -> None:
     training = replace(TRAINING, num_nodes=2)
     cost = cost_of(training, ON_DEMAND, assumptions=Assumptions(), steps_only=True)
     (part,) = cost.parts
-    assert part.name == "steps" and part.evidence is Evidence.PREDICTED and "3 rows" in part.source
+    assert part.name == "steps" and part.evidence is Evidence.PREDICTED and "3 results" in part.source
     assert interval(cost.hours) == pytest.approx((1000 / 3600, 900 / 3600, 1250 / 3600))
     assert interval(cost.usd) == pytest.approx((2000, 1800, 2500))
 

@@ -11,7 +11,7 @@ from fake_records import write_run
 from fake_summaries import changed
 
 from fastlaunch.api.results import Runs, Submitted
-from fastlaunch.cli.render import print_runs, print_table, run_row, runs_sentence
+from fastlaunch.cli.render import print_run_rows, print_runs, print_table, run_row, runs_sentence
 from fastlaunch.core.log_file import LOG
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import plain_output
@@ -182,3 +182,10 @@ def test_states_have_colours_on_a_terminal_and_what_jobs_say_has_none(
     before = len(terminal.getvalue())
     print_table(shown)
     assert "\x1b" not in terminal.getvalue()[before:]
+
+
+def test_planned_runs_that_were_not_needed_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_run_rows([{"run": "r-1", "recipe": "bf16", "state": "completed"}], num_unneeded=10)
+    assert capsys.readouterr().out.splitlines()[-2:] == ["10 planned runs were not needed.", ""]
+    print_run_rows([], num_unneeded=1)
+    assert capsys.readouterr().out == "1 planned run was not needed.\n\n"

@@ -81,9 +81,16 @@ def status(runs: tuple[str, ...], output: str) -> int:
             json.dumps({"runs": [live.to_dict(home=home, now=view.now) for live in view.runs]}, indent=2)
         )
         return code
-    if rows := [run_row(live.run, note=live.in_words()) for live in view.runs]:
-        print_run_rows(rows)
-    click.echo(f"{counted(len(rows), 'run')}: {states_text(chosen)}." if rows else "No runs yet.")
+    if view.runs:
+        # A run that was asked for is shown in any case.
+        needed = [live for live in view.runs if runs or not live.run.is_unneeded]
+        rows = [run_row(live.run, note=live.in_words()) for live in needed]
+        print_run_rows(rows, num_unneeded=len(view.runs) - len(needed))
+        of = "" if runs else " under way or of the last submission"
+        states = states_text([live.run for live in needed])
+        click.echo(f"{counted(len(rows), 'run')}{of}{': ' if rows else ''}{states}.")
+    else:
+        click.echo("No runs yet.")
     look = "".join(f" --region {region}" for region in alarmed)
     next_command(f"fastlaunch reap{look}" if alarmed else _after_status(chosen))
     return code

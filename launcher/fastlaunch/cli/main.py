@@ -25,7 +25,7 @@ GROUPS = {
     "Run": {
         "submit": ("submit", "Train a workload, or a script of your own: here, or on AWS."),
         "sweep": ("sweep", "Measure recipes on several instance types, within one budget."),
-        "status": ("follow", "Show where runs stand, and bring home their records and logs."),
+        "status": ("follow", "Show how the last submission goes, and fetch its records."),
         "watch": ("watch", "Watch runs live: steps, loss, GPU use, cost, time left."),
         "logs": ("follow", "Show what a run printed; -f follows it."),
         "cancel": ("follow", "Stop a run and keep what it recorded."),
@@ -40,7 +40,7 @@ GROUPS = {
     },
     "Share": {
         "report": ("report", "Write a report to share: a page, a picture, Markdown, CSV."),
-        "runs": ("runs", "List, show, import, export, share and remove runs."),
+        "runs": ("runs", "List all runs; show, import, export, share and remove them."),
     },
     "Account": {
         "init": ("init", "Make an AWS account ready for jobs, and write the config file."),
@@ -53,11 +53,11 @@ GROUPS = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 #: Names in other tools -> our command.
 SYNONYMS = {
-    **dict.fromkeys(("launch", "run", "train", "start", "up"), "submit"),
+    **dict.fromkeys(("launch", "run", "train", "start", "up", "sbatch", "srun"), "submit"),
     **dict.fromkeys(("bench", "benchmark", "matrix", "grid"), "sweep"),
-    **dict.fromkeys(("down", "stop", "kill", "delete"), "cancel"),
+    **dict.fromkeys(("down", "stop", "kill", "delete", "scancel"), "cancel"),
     **dict.fromkeys(("ls", "list", "history", "show"), "runs"),
-    **dict.fromkeys(("queue", "ps", "jobs"), "status"),
+    **dict.fromkeys(("queue", "squeue", "sacct", "ps", "jobs"), "status"),
     **dict.fromkeys(("top", "htop", "monitor"), "watch"),
     **dict.fromkeys(("price", "offer", "offers", "instances", "gpus", "catalog"), "prices"),
     **dict.fromkeys(("setup", "configure", "bootstrap", "onboard"), "init"),
@@ -75,12 +75,16 @@ SYNONYMS = {
 OPTION_SYNONYMS = {
     "--spot": "--purchase spot",
     "--use-spot": "--purchase spot",
-    **dict.fromkeys(("--nodes", "--nnodes", "--instance-count"), "--num-nodes N"),
-    **dict.fromkeys(("--gpus", "--num-gpus", "--nproc-per-node", "--nproc_per_node"), "--nproc N"),
+    **dict.fromkeys(("--nodes", "--nnodes", "--instance-count", "-N"), "--num-nodes N"),
+    **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), "--nproc N"),
+    # How many GPUs of which kind a machine has is the instance type's.
+    **dict.fromkeys(("--gpu", "--gpus", "--num-gpus", "--gpus-per-node", "--gres"), "--instance TYPE"),
+    **dict.fromkeys(("--accelerators", "--cloud"), "--instance TYPE"),
     **dict.fromkeys(("--budget", "--max-budget", "--max-price-usd"), "--max-cost USD"),
     **dict.fromkeys(("--instance-type", "--type", "--machine"), "--instance TYPE"),
-    **dict.fromkeys(("--timeout", "--time-limit", "--max-runtime", "--hours"), "--max-hours H"),
+    **dict.fromkeys(("--time", "--timeout", "--time-limit", "--max-runtime", "--hours"), "--max-hours H"),
     **dict.fromkeys(("--bs", "--batch"), "--batch-size N"),
+    **dict.fromkeys(("--name", "--job-name"), "--tag NAME=VALUE"),
     "--json": "--output json",
     "--dryrun": "--dry-run",
     "--async": "--detach",

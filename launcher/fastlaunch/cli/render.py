@@ -17,7 +17,7 @@ from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.tables import SPARE, keyed, table
 from fastlaunch.core.terminal import as_warning
-from fastlaunch.core.units import in_ms, rounded
+from fastlaunch.core.units import counted, in_ms, rounded
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.measure.summary import RunSummary, StepProfile
 
@@ -134,10 +134,14 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
     }
 
 
-def print_run_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as `run_row` makes them, and an empty line."""
+def print_run_rows(rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0) -> None:
+    """Print rows as `run_row` makes them, how many planned runs have none, and an empty line."""
     # Samples/s follow from the step time.
-    print_table(f"{plain_table(rows, RUN_HEADERS, spare=('samples_per_s',))}\n")
+    lines = [plain_table(rows, RUN_HEADERS, spare=("samples_per_s",))] if rows else []
+    if num_unneeded:
+        verb = "was" if num_unneeded == 1 else "were"
+        lines.append(f"{counted(num_unneeded, 'planned run')} {verb} not needed.")
+    print_table("\n".join([*lines, ""]))
 
 
 def answer_of(context: "World", runs: Sequence["Run"]) -> str | None:
@@ -216,7 +220,8 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         ):
             # The sentence below gives this reason.
             rows[at]["note"] = None
-        print_run_rows(rows)
+        needed = [row for row, run in zip(rows, runs, strict=True) if not run.is_unneeded]
+        print_run_rows(needed, num_unneeded=len(runs) - len(needed))
         print_text(runs_sentence(runs, answer))
         for name, texts in _uncounted(runs).items():
             print_text(as_warning(f"{name}: {'; '.join(texts)}"))

@@ -99,8 +99,11 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
         cells = [{**row, "when": _day_of(run)} for row, run in zip(rows, shown, strict=True)]
         print_table(table(cells, columns, terminal_width()))
     only = f", the last {limit} shown" if len(shown) < len(selected) else ""
-    click.echo(f"{counted(len(selected), 'run')}{only}.")
-    next_command(f"fastlaunch runs show {shown[-1].id}" if shown else "fastlaunch submit --local")
+    all_of = "" if selectors else " in all"
+    click.echo(f"{counted(len(selected), 'run')}{all_of}{only}.")
+    # Rather one that measured something than one that was cancelled.
+    telling = [run for run in shown if run.summary and run.summary.is_measured] or shown
+    next_command(f"fastlaunch runs show {telling[-1].id}" if telling else "fastlaunch submit --local")
 
 
 def _day_of(run: Run) -> str | None:
