@@ -184,8 +184,10 @@ def test_states_have_colours_on_a_terminal_and_what_jobs_say_has_none(
     assert "\x1b" not in terminal.getvalue()[before:]
 
 
-def test_planned_runs_that_were_not_needed_take_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_run_rows([{"run": "r-1", "recipe": "bf16", "state": "completed"}], num_unneeded=10)
+def test_planned_runs_that_were_not_needed_take_one_line(
+    summary: RunSummary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_run_rows([run_row(run(summary))], num_unneeded=10)
     assert capsys.readouterr().out.splitlines()[-2:] == ["10 planned runs were not needed.", ""]
     print_run_rows([], num_unneeded=1)
     assert capsys.readouterr().out == "1 planned run was not needed.\n\n"
