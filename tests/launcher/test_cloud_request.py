@@ -1,5 +1,6 @@
 """A request for AWS: the jobs it makes, and everything that is refused before AWS is asked."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ec2_builders import IMAGE, catalogue
 from fastlaunch.catalog.container_images import shipped_base_images
 from fastlaunch.core.errors import UserError
 from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.data_sources import data_file, data_source
 from fastlaunch.jobs.job import Inputs, Job, Terms
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws, given_inputs
 from fastlaunch.jobs.options import Options
@@ -165,7 +167,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         (
             {"inputs": ("d=s3://b-1",)},
             {"data": "folder:/opt/ml/input/data/e"},
-            "data do not travel",
+            "folders do not travel",
             "--input",
         ),
         # The image.
@@ -343,3 +345,33 @@ def test_a_base_image_holds_what_the_recipes_need_on_the_gpus_or_is_refused(
     with pytest.raises(UserError, match=f"recipe {recipe} cannot run in .*{problem}") as caught:
         check_base(variants, old, BASES, accelerators)
     assert str(caught.value.hint).startswith("give --base-image 2.13.0 or 2.12.1")
+
+
+def test_a_file_of_data_here_travels_as_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my data.jsonl").write_bytes(b'{"text": "abc"}\n')
+    data = data_file("file:my data.jsonl", Options())
+    assert data is not None
+    digest = hashlib.sha256(b'{"text": "abc"}\n').hexdigest()
+    assert data.source == "file:/opt/ml/input/data/local-data/my_data.jsonl"
+    assert data.stored("fastlaunch").key == f"fastlaunch/code/{digest}/my_data.jsonl"
+    Path("my data.jsonl").write_bytes(b"other")
+    with pytest.raises(UserError, match="changed meanwhile"):
+        assert data.data
+    assert data_file("file:/opt/ml/input/data/d/a.txt", Options()) is None
+    assert data_file("synthetic", Options()) is None
+    monkeypatch.setattr("fastlaunch.jobs.data_sources._MAX_FILE_BYTES", 4)
+    with pytest.raises(UserError, match="at most 1 GiB") as caught:
+        data_file("file:my data.jsonl", Options())
+    assert "--input data=s3://BUCKET/PREFIX" in (caught.value.hint or "")
+
+
+def test_a_path_alone_is_that_of_a_file_or_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"x")
+    assert data_source(f"{tmp_path}/a.jsonl") == f"file:{tmp_path}/a.jsonl"
+    assert data_source(str(tmp_path)) == f"folder:{tmp_path}"
+    assert [data_source(text) for text in ("synthetic", "loader", "file:x")] == [
+        "synthetic",
+        "loader",
+        "file:x",
+    ]

@@ -35,15 +35,16 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 def node_run(
     run_id: str = FIRST,
     *,
+    workload: str = "vit-tiny",
     recipe: str = "fp32",
     steps: int = 5,
     checkpoint_every: int = 0,
     data: str = "synthetic",
     **environment: str,
 ) -> NodeRun:
-    """A run that trains vit-tiny on a CPU for a moment. environment: such as the stand-in's FAKE_*."""
+    """A run that trains on a CPU for a moment. environment: such as the stand-in's FAKE_*."""
     arguments = (
-        *("--workload", "vit-tiny", "--recipe", recipe, "--batch-size", "4", "--steps", str(steps)),
+        *("--workload", workload, "--recipe", recipe, "--batch-size", "4", "--steps", str(steps)),
         *("--seed", "0", "--data", data, "--checkpoint-every", str(checkpoint_every)),
     )
     return NodeRun(run_id=run_id, arguments=arguments, environment=environment)

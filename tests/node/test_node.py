@@ -5,6 +5,7 @@ import json
 import random
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -442,8 +443,12 @@ def test_a_machine_asks_for_nothing_that_its_role_may_not(scene: Scene) -> None:
     """A second attempt, which goes on from a checkpoint and leaves others, and fetches an input."""
     scene.put(f"s3://{BUCKET}/data/1.txt", b"data")
     data = f"s3://{BUCKET}/data/"
+    # A file that a submission uploads lies where the code does.
+    file = f"s3://{BUCKET}/fastlaunch/code/0123/train.jsonl"
+    scene.put(file, b"data")
     scene.put(f"{RUNS}/{FIRST}/checkpoints/step-00000002.pt", b'{"step": 2}')
-    program = node_program(node_run(FIRST, steps=6, checkpoint_every=2), attempt=2, inputs={"d": data})
+    program = node_program(node_run(FIRST, steps=6, checkpoint_every=2), attempt=2)
+    program = replace(program, inputs={"d": data, "local-data": file})
     assert scene.launch(program).wait() == "shutdown"
     requests = scene.moto.sent()
     asks = [ask_of(one) for one in requests if one.headers.get("user-agent", "").startswith("aws-cli")]
@@ -452,6 +457,25 @@ def test_a_machine_asks_for_nothing_that_its_role_may_not(scene: Scene) -> None:
     }
     held = [policy("node", names_by_hand(account=ACCOUNT, bucket=BUCKET, inputs=(data,)))]
     assert [ask for ask in asks if not allows(held, ask)] == []
+
+
+def test_real_fine_tuning_reads_an_uploaded_file_and_saves_its_adapters(scene: Scene) -> None:
+    row = json.dumps({"text": "abcdefgh " * 9})
+    uri = f"s3://{BUCKET}/fastlaunch/code/0123/train.jsonl"
+    scene.put(uri, (8 * f"{row}\n").encode())
+    run = node_run(
+        workload="hf-lora:llama-tiny",
+        recipe="bf16",
+        steps=6,
+        checkpoint_every=3,
+        data="file:/opt/ml/input/data/local-data/train.jsonl",
+        **ONE_THREAD,
+    )
+    program = node_program(run, inputs={"local-data": uri})
+    assert scene.launch(program, training="real", scale=10.0).wait(300) == "shutdown"
+    assert scene.status(program)["outcome"] == "completed", scene.joined(program)
+    assert len(scene.record(program).steps) == 6
+    scene.wait_for(f"{RUNS}/{FIRST}/checkpoints/step-00000006.pt")
 
 
 def test_real_training_that_spot_interrupts_goes_on_where_it_was(scene: Scene) -> None:

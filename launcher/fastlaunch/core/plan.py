@@ -104,8 +104,12 @@ class CodeBundle:
     @classmethod
     def under(cls, prefix: str, *, sha256: str, commit: str | None) -> "CodeBundle":
         """Return the bundle at its place under a bucket's prefix, where it is stored once for all runs."""
-        key = "/".join(filter(None, (prefix, "code", f"{sha256}.tar.gz")))
-        return cls(key=key, sha256=sha256, commit=commit)
+        return cls(key=code_key(prefix, f"{sha256}.tar.gz"), sha256=sha256, commit=commit)
+
+
+def code_key(prefix: str, name: str) -> str:
+    """Return the key of an object that jobs may fetch and cannot change."""
+    return "/".join(filter(None, (prefix, "code", name)))
 
 
 def placeholders_in(

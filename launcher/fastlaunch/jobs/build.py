@@ -13,7 +13,7 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, check_sold
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.ownership import FIRST_LOOK, MOST_ROUNDS
-from fastlaunch.jobs.data_sources import check_data, check_models, check_travels
+from fastlaunch.jobs.data_sources import DataFile, check_data, check_models, check_travels, data_file
 from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.option_rules import check_no_script
@@ -66,6 +66,8 @@ class Jobs:
     differences: tuple[tuple[str, str], ...] = ()
     #: What to know about the figures before they are made.
     caveats: tuple[str, ...] = ()
+    #: What is uploaded for the workloads to read; None for other data.
+    data_file: DataFile | None = None
 
     @property
     def workloads(self) -> tuple[WorkloadInfo, ...]:
@@ -342,8 +344,14 @@ def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
         return Jobs(options=options, scripts=scripts, instances=instances, caveats=caveats)
     check_no_script(options)
     _check_training(options)
+    # All variants read the same.
+    data = data_file(variants[0].inputs.data, options)
     for variant in variants:
-        check_travels(variant, options)
+        check_travels(variant, options, data)
+    if data is not None:
+        variants = tuple(
+            replace(variant, inputs=replace(variant.inputs, data=data.source)) for variant in variants
+        )
     runnable: list[Variant] = []
     skipped: list[tuple[str, UserError]] = []
     for variant in variants:
@@ -371,6 +379,7 @@ def _jobs_on_aws(options: Options, catalogue: Catalogue) -> Jobs:
         instances=instances,
         skipped=tuple((name, error.message) for name, error in skipped),
         caveats=_caveats(runnable, kinds, options),
+        data_file=data,
     )
 
 

@@ -38,6 +38,7 @@ from fastlaunch.jobs.working_directory import WorkingDirectory
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
+    from fastlaunch.jobs.data_sources import DataFile
 
 PROGRAMS = ("run_train.sh", "run_sagemaker.sh")
 #: 1980-01-01, the first day that a wheel can name. tar warns of 0.
@@ -62,6 +63,10 @@ class Bundle:
     sha256: str
     #: The commit of the checkout; None if it is not known.
     commit: str | None = None
+
+    def stored(self, prefix: str) -> CodeBundle:
+        """Return where it lies in a bucket."""
+        return CodeBundle.under(prefix, sha256=self.sha256, commit=self.commit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +129,11 @@ def bundle_of(data: bytes, commit: str | None = None) -> Bundle:
     return Bundle(data=data, sha256=hashlib.sha256(data).hexdigest(), commit=commit)
 
 
-def upload_bundle(aws: "Aws", region: str, bucket: str, prefix: str, bundle: Bundle) -> CodeBundle:
-    """Store the bundle in the bucket, once; return where it is."""
-    stored = CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
+def upload_bundle(
+    aws: "Aws", region: str, bucket: str, prefix: str, bundle: "Bundle | DataFile"
+) -> CodeBundle:
+    """Store the bundle, or the data, in the bucket, once; return where it is."""
+    stored = bundle.stored(prefix)
     aws.put_object(region, bucket, stored.key, bundle.data, only_new=True)
     return stored
 

@@ -1,19 +1,22 @@
 """Check what a job reads: data, models and the user's own file have to be there when it runs.
 
-Only the user's own workload file travels to AWS, with the training code. Data and models have to be in the
-user's own image or in an input from S3, at an absolute path. Models may also be on the Hugging Face hub, and
-data may be made up there.
+The user's own workload file travels to AWS with the training code, and one file of data as an input. Other
+data and models have to be in the user's own image or in an input from S3, at an absolute path. Models may
+also be on the Hugging Face hub, and data may be made up there.
 """
 
+import hashlib
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.errors import BadFile, UnknownName, UserError
+from fastlaunch.core.plan import CodeBundle, code_key
 from fastlaunch.jobs.job import Variant
-from fastlaunch.jobs.option_rules import given_inputs
+from fastlaunch.jobs.option_rules import LOCAL_DATA, given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch_train.node.protocol import INPUTS
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
@@ -26,8 +29,75 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 #: Folders that containers get from outside, so that a job does not see what the image has there: /out on EC2,
 #: those below /opt/ml on SageMaker.
 _HIDDEN = ("/opt/ml", "/out", "/dev", "/proc", "/sys")
+#: The largest file of data that travels.
+_MAX_FILE_BYTES = 2**30
 #: A placeholder of a dry run looks like <this>; SageMaker takes a value of one line.
 _NO_PATH = re.compile(r"[\x00-\x1f\x7f<>]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """A file of data on this machine that jobs get as an input. It is read where its bytes are needed."""
+
+    path: Path
+    sha256: str
+    num_bytes: int
+
+    @property
+    def source(self) -> str:
+        """The `--data` of the jobs."""
+        return f"file:{INPUTS}/{LOCAL_DATA}/{self._name}"
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes. Raises UserError if they changed."""
+        content = _content(self.path)
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise UserError(f"{self.path} changed meanwhile", "submit again, and leave it as it is")
+        return content
+
+    def stored(self, prefix: str) -> CodeBundle:
+        """Return where it lies in a bucket."""
+        return CodeBundle(key=code_key(prefix, f"{self.sha256}/{self._name}"), sha256=self.sha256)
+
+    @property
+    def _name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9._-]", "_", self.path.name)
+
+
+def data_file(data: str, options: Options) -> DataFile | None:
+    """Return the file of data here that has to travel; None if the source is another.
+
+    An absolute path is in the user's own image, if there is one. Raises UserError for a file that is too
+    large or cannot be read.
+    """
+    kind, _, text = data.partition(":")
+    path = _written_out(text)
+    if kind != "file" or (options.image and path.is_absolute()) or not path.is_file():
+        return None
+    num_bytes = path.stat().st_size
+    if num_bytes > _MAX_FILE_BYTES:
+        raise UserError(
+            f"{text} has {num_bytes / 2**30:.1f} GiB, and files of at most 1 GiB are uploaded",
+            f"aws s3 cp {text} s3://BUCKET/PREFIX/{path.name}; then give --input data=s3://BUCKET/PREFIX "
+            f"--data file:{INPUTS}/data/{path.name}",
+        )
+    sha256 = hashlib.sha256(_content(path)).hexdigest()
+    return DataFile(path=path, sha256=sha256, num_bytes=num_bytes)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadFile(path, str(error.strerror)) from None
+
+
+def data_source(text: str) -> str:
+    """Return the data source that is meant: a path alone is that of a file, or of a folder."""
+    if ":" in text or text in MADE_UP or not ("/" in text or _written_out(text).exists()):
+        return text
+    return f"{'folder' if _written_out(text).is_dir() else 'file'}:{text}"
 
 
 def check_data(data: str, workloads: Iterable[WorkloadInfo], *, where: str = "here") -> None:
@@ -120,17 +190,23 @@ def reads_text(workload: WorkloadInfo) -> bool:
     return "tokenizer" in workload.takes
 
 
-def check_travels(variant: Variant, options: Options) -> None:
-    """Raise UserError if data, model or the user's own file will not be where the job runs."""
+def check_travels(variant: Variant, options: Options, local: DataFile | None) -> None:
+    """Raise UserError if data, model or the user's own file will not be where the job runs.
+
+    local: its data, if these travel.
+    """
     data = variant.inputs.data
-    is_fetched = _is_in_input(data.partition(":")[2], options)
+    is_fetched = local is not None or _is_in_input(data.partition(":")[2], options)
     where = "image" if options.image is not None and not is_fetched else "elsewhere"
     check_data(data, [variant.workload], where=where)
     if not (options.image or is_fetched or data in MADE_UP):
         example = _example(data)
         name = PurePosixPath(example).name
+        kind, _, path = data.partition(":")
+        if kind == "file":
+            raise UserError(f"there is no file {path}", "give a file that is here; it is uploaded to the job")
         raise UserError(
-            f"{data} is on this machine, not on the instance, and data do not travel",
+            f"{data} is on this machine, not on the instance, and folders do not travel",
             f"build an image with it, COPY {name} /opt/data/{name}, and give --image REGISTRY/NAME@sha256:..."
             f" --data {example}; or copy it to S3, and give --input {name}=s3://BUCKET/PREFIX --data "
             f"{example.partition(':')[0]}:{INPUTS}/{name}; or --data synthetic, or loader for images, which "

@@ -35,9 +35,11 @@ _SECRET_VALUE = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@|\b(hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AIza|eyJ[\w-]+\.eyJ)[\w-]{16}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY"
 )
+#: The input by which a job gets a file of data from this machine.
+LOCAL_DATA = "local-data"
 #: Names that SageMaker takes for channels and that make a variable, but for our own channels.
 _INPUT = re.compile(
-    r"(?!(agent|code|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
+    r"(?!(agent|code|local-data|requirements|runs)$)[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII | re.IGNORECASE
 )
 FOLDER = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^<>]*)?")
 _TRAINING_PLAN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]+):[0-9]{12}:training-plan/\S+")
@@ -172,8 +174,8 @@ def given_inputs(options: Options) -> dict[str, str]:
         if not _INPUT.fullmatch(name):
             raise UserError(
                 f"--input {name!r} cannot be the name of an input",
-                "give at most 63 letters, digits, _ and -, a letter first; agent, code, requirements and "
-                "runs are taken",
+                "give at most 63 letters, digits, _ and -, a letter first; agent, code, local-data, "
+                "requirements and runs are taken",
             )
         check_folder(uri, form=f"{name}=")
     if len(input_environment(inputs)) < len(inputs):

@@ -275,7 +275,8 @@ class Options:
     )
     data: str | None = _train(
         "--data SOURCE",
-        "Read synthetic, loader, folder:PATH or file:PATH.  [default: synthetic, or the experiment's]",
+        "Read synthetic, loader, folder:PATH or file:PATH; a file here travels to AWS.  "
+        "[default: synthetic, or the experiment's]",
     )
     model: str | None = _train(
         "--model PATH|HUB_ID",

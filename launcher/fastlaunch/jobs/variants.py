@@ -13,9 +13,10 @@ from fastlaunch.catalog.experiments import Experiment, ExperimentVariant, publis
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.jobs.data_sources import MADE_UP, reads_text
+from fastlaunch.jobs.data_sources import MADE_UP, data_source, reads_text
 from fastlaunch.jobs.job import Inputs, Variant
 from fastlaunch.jobs.options import OPTIONS, Options
+from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch_train.recipes.recipe import Recipe, RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe, stand_in
 from fastlaunch_train.recipes.requirements import (
@@ -64,7 +65,7 @@ def variants_of(options: Options, default_workload: str) -> tuple[Variant, ...]:
                 f"leave out {option}, or --experiment; `fastlaunch experiments {named}` shows it",
             )
     rows = experiment.variants if experiment else _named_rows(options, default_workload)
-    data = options.data or (experiment.data if experiment else "synthetic")
+    data = data_source(options.data or (experiment.data if experiment else "synthetic"))
     steps, epochs = _length(options, experiment, data)
     inputs = Inputs(
         data=data,
@@ -359,8 +360,12 @@ def _ranks_problem(instance: InstanceType, variant: Variant, options: Options) -
 
 
 def _image_problem(variant: Variant, variants: Sequence[Variant], options: Options) -> UserError | None:
-    """Return what AWS's images lack for the variant; an image of the user's is taken to hold everything."""
-    lacking = () if options.image else not_in_base_images(variant.recipe, variant.workload)
+    """Return what AWS's image and the requirements lack; an image of the user's is taken to hold all."""
+    if options.image:
+        return None
+    required = read_requirements(Path(options.requirements)).names if options.requirements else ()
+    installed = {name.lower().replace("-", "_") for name in required}
+    lacking = [name for name in not_in_base_images(variant.recipe, variant.workload) if name not in installed]
     if not lacking:
         return None
     is_of_text = reads_text(variant.workload)
@@ -368,7 +373,10 @@ def _image_problem(variant: Variant, variants: Sequence[Variant], options: Optio
     packages = dict.fromkeys(
         package for other in variants for package in not_in_base_images(other.recipe, other.workload)
     )
-    return UserError(f"{who} needs {' and '.join(lacking)}, which AWS's images lack", how_to_build(packages))
+    return UserError(
+        f"{who} needs {' and '.join(lacking)}, which AWS's images lack",
+        f"{how_to_build(packages)}; or name {' and '.join(packages)} in a file, for --requirements",
+    )
 
 
 def how_to_build(packages: Collection[str]) -> str:

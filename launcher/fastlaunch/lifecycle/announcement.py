@@ -19,8 +19,9 @@ from fastlaunch.core.ownership import FIRST_LOOK
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import by_reason, counted, duration_text, in_ms, size_text
+from fastlaunch.jobs.data_sources import DataFile
 from fastlaunch.jobs.job import Job
-from fastlaunch.jobs.option_rules import given_inputs
+from fastlaunch.jobs.option_rules import LOCAL_DATA, given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
@@ -158,7 +159,11 @@ def _topics_of(
     return {
         "plan": [_in_words(jobs, site)],
         "where": where,
-        "travels": [*travels, *_needs_text(options, num_bytes=len(wheels.data) if wheels else None)],
+        "travels": [
+            *travels,
+            *_data_text(placement.jobs.data_file, site),
+            *_needs_text(options, num_bytes=len(wheels.data) if wheels else None),
+        ],
         "cost": [f"{placement.ceiling}.", *([f"{old_prices}."] if old_prices else []), cost, NOT_COUNTED],
         "ends": ends,
     }
@@ -284,6 +289,14 @@ def travels_text(directory: WorkingDirectory) -> list[str]:
     if private := [file.path for file in files if _PRIVATE.fullmatch(PurePath(file.path).name)]:
         lines.append(f"Look: {_some([shown(path) for path in private], ', ')} may hold secrets.")
     return [*lines, "`--dry-run --show files` lists all."]
+
+
+def _data_text(data: DataFile | None, site: Site) -> list[str]:
+    """Return a sentence on the file of data that is uploaded."""
+    if data is None:
+        return []
+    size, uri = size_text(data.num_bytes), site.inputs[LOCAL_DATA]
+    return [f"{shown(str(data.path))} ({size}): uploaded to {uri} once, fetched before the clock starts."]
 
 
 def _needs_text(options: Options, *, num_bytes: int | None = None) -> list[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws
     from fastlaunch.backends.site import Site
     from fastlaunch.jobs.code_bundle import Bundle
+    from fastlaunch.jobs.data_sources import DataFile
     from fastlaunch.placement.lookup import Lookup
 
 
@@ -66,8 +67,8 @@ class CheckContext:
     options: Options
     #: Those of the options; none to check the account alone.
     instances: tuple[InstanceType, ...]
-    #: What is uploaded for it: its code, as far as that is known here, and what pip installs.
-    bundles: "tuple[Bundle, ...]" = ()
+    #: What is uploaded for it: its code, as far as that is known here, what pip installs, and data.
+    bundles: "tuple[Bundle | DataFile, ...]" = ()
     #: Where a check looks; empty for checks of all regions.
     region: str = ""
 

@@ -21,7 +21,6 @@ from fastlaunch.core.errors import (
     Unreachable,
     UserError,
 )
-from fastlaunch.core.plan import CodeBundle
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import SERVICES
 from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
@@ -124,7 +123,7 @@ def _each_stored_object(job: CheckContext) -> Iterator[_Subject]:
         return
     objects = {agent_object(bucket, prefix, agent_sha256()).key: agent_archive()}
     for bundle in job.bundles:
-        objects[CodeBundle.under(prefix, sha256=bundle.sha256, commit=None).key] = bundle.data
+        objects[bundle.stored(prefix).key] = bundle.data
     for key, data in objects.items():
         yield {}, (bucket, key, data)
 

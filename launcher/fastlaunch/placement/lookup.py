@@ -19,12 +19,12 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, dearest_rate
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, UserError
 from fastlaunch.core.ownership import OWNER_TAG
-from fastlaunch.core.plan import CodeBundle
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import Bundle
-from fastlaunch.jobs.option_rules import given_inputs, given_pairs
+from fastlaunch.jobs.data_sources import DataFile
+from fastlaunch.jobs.option_rules import LOCAL_DATA, given_inputs, given_pairs
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.capacity_block import (
     MIN_BLOCK_HOURS,
@@ -65,6 +65,7 @@ class Lookup:
     #: The code that is going to be uploaded, and what pip installs there; None for what does not travel.
     bundle: Bundle | None = None
     wheels: Bundle | None = None
+    data_file: DataFile | None = None
 
     @property
     def today(self) -> datetime.date:
@@ -196,16 +197,20 @@ class Lookup:
             bucket=bucket,
             prefix=here.prefix,
             image=options.image or self.base_image(region),
-            code=_stored(self.bundle, here.prefix),
+            code=self.bundle.stored(here.prefix) if self.bundle else None,
             price=price,
             block=block,
             tags=self._tags(options),
             volume_kms_key=here.volume_kms_key,
             secrets=given_pairs(options, "secrets"),
             variables=given_pairs(options, "variables"),
-            inputs=given_inputs(options),
-            requirements=_stored(self.wheels, here.prefix),
+            inputs=given_inputs(options) | self._local_data(bucket, here.prefix),
+            requirements=self.wheels.stored(here.prefix) if self.wheels else None,
         )
+
+    def _local_data(self, bucket: str, prefix: str) -> dict[str, str]:
+        data = self.data_file
+        return {LOCAL_DATA: f"s3://{bucket}/{data.stored(prefix).key}"} if data else {}
 
     def _block(self, options: Options, site: Site) -> CapacityBlock:
         """Return the options' capacity block. Raises UserError where neither its fee nor price is known."""
@@ -275,13 +280,6 @@ class Lookup:
             output_kms_key=here.output_kms_key,
             encrypts_traffic=here.encrypt_between_containers,
         )
-
-
-def _stored(bundle: Bundle | None, prefix: str) -> CodeBundle | None:
-    """Return where the bundle will lie in a region's bucket."""
-    if bundle is None:
-        return None
-    return CodeBundle.under(prefix, sha256=bundle.sha256, commit=bundle.commit)
 
 
 def candidates(instances: Sequence[InstanceType], options: Options, settings: Settings) -> tuple[Site, ...]:

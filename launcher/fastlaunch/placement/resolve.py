@@ -23,6 +23,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import parse_duration_s, utc_day
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import Bundle
+from fastlaunch.jobs.data_sources import DataFile
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import SERVICES, Options
 from fastlaunch.jobs.requirements import read_requirements
@@ -109,6 +110,7 @@ def place_offline(
         base=base,
         bundle=code if base or jobs.scripts else None,
         wheels=wheels if options.requirements is not None else None,
+        data_file=jobs.data_file,
     )
     placement = replace(resolve(jobs, lookup), directory=directory)
     _check_plans(placement)
@@ -164,6 +166,7 @@ def place_on_aws(
             aws=lookup_aws,
             bundle=bundle,
             wheels=wheels,
+            data_file=jobs.data_file,
         )
         jobs, changes = fitted(jobs, lookup)
         shown.update("quota, image, network, bucket and price")
@@ -201,7 +204,8 @@ def checked_sites(jobs: Jobs, lookup: Lookup) -> Placement:
     from fastlaunch.placement.checks import checks
 
     candidates = lookup.candidates(jobs)
-    bundles = tuple(filter(None, (lookup.bundle, lookup.wheels)))
+    travels: tuple[Bundle | DataFile | None, ...] = (lookup.bundle, lookup.wheels, lookup.data_file)
+    bundles = tuple(bundle for bundle in travels if bundle is not None)
     job = CheckContext(lookup=lookup, options=jobs.options, instances=jobs.instances, bundles=bundles)
     results = tuple(checks(job))
     sites, refused = usable(candidates, results)
@@ -247,12 +251,20 @@ def resolve(
 
 
 def upload_code(placement: Placement, aws: "Aws") -> None:
-    """Store the bundles in the bucket of every region where the job may run; nothing where they are there."""
+    """Store code and data in the bucket of every region where the job may run, where they are not there."""
     from fastlaunch.jobs.code_bundle import upload_bundle
 
     buckets = dict.fromkeys((site.region, site.bucket, site.prefix) for site in placement.sites)
-    for bundle in filter(None, (placement.bundle, placement.wheels)):
-        with activity("uploading the code", total=len(buckets)) as shown:
+    travels: tuple[Bundle | DataFile | None, ...] = (
+        placement.bundle,
+        placement.wheels,
+        placement.jobs.data_file,
+    )
+    for bundle in travels:
+        if bundle is None:
+            continue
+        what = "code" if isinstance(bundle, Bundle) else "data"
+        with activity(f"uploading the {what}", total=len(buckets)) as shown:
             for region, bucket, prefix in shown.over(buckets, lambda place: f"s3://{place[1]}"):
                 upload_bundle(aws, region, bucket, prefix, bundle)
 

@@ -330,9 +330,19 @@ class Ec2(Machine):
         return True
 
     def _fetch_input(self, name: str, uri: str) -> bool:
-        """Download all objects under the URI, which ends with a slash; fail if that is impossible."""
+        """Download the object, or all under a URI that ends with a slash; fail if that is impossible."""
         began_s, folder, cut = self.uptime_s(), WORK / "inputs" / name, self.stop.event
         folder.mkdir(parents=True, exist_ok=True)
+        if not uri.endswith("/"):
+            # The role may read it, and not list where it lies.
+            file = folder / uri.rpartition("/")[2]
+            is_here = self._try(
+                *(5, 10, lambda: self._work_cli.copy(uri, file, limit_s=_LARGE_S)),
+                f"input {name}: {uri} cannot be read",
+            )
+            if is_here:
+                self.phase(f"input {name}", began_s, file.stat().st_size)
+            return is_here
         free = shutil.disk_usage(folder).free
         num_bytes: int | None = None
 
