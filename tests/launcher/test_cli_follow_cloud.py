@@ -227,7 +227,7 @@ def test_status_goes_on_where_aws_does_not_answer(
     aws_server.refuse("DescribeInstances", "UnauthorizedOperation")
     assert cloud("status") == 0
     out, err = capsys.readouterr()
-    assert "1 run: 1 running." in out
+    assert "1 run under way or of the last submission: 1 running." in out
     assert "shown as before" in err
 
 

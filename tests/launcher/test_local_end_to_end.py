@@ -100,7 +100,7 @@ def test_ranks_that_outlive_launcher_and_torchrun_are_seen_and_stopped() -> None
     os.kill(int((run.directory / "lock").read_text()), signal.SIGKILL)
     assert len(ranks(run.directory)) == 2
     _, out, _ = completed("status")
-    assert out.splitlines()[-1] == "1 run: 1 running."
+    assert out.splitlines()[-1] == "1 run under way or of the last submission: 1 running."
     completed("cancel", run.id)
     assert ranks(run.directory) == []
     assert runs()[0].state is RunState.INTERRUPTED
