@@ -37,7 +37,7 @@ def test_killed_launcher_leaves_training_running_and_no_ghost(
     kill_launcher_while_training(monkeypatch)
     out, err = output(capsys, "status")
     first, second = runs()
-    assert out.splitlines()[-1] == "2 runs: 1 running, 1 lost."
+    assert out.splitlines()[-1] == "2 runs under way or of the last submission: 1 running, 1 lost."
     assert "step " in out and "/100000" in out
     assert err == f"next: fastlaunch logs -f {first.id}\n"
     assert (second.state, second.reason) == (RunState.LOST, "its launcher ended before it started")
@@ -46,7 +46,7 @@ def test_killed_launcher_leaves_training_running_and_no_ghost(
     assert f"warning: run {first.id} is under way here: both will be slower than alone" in err
     out, _ = output(capsys, "status")
     # The last submission, and what an earlier one left running.
-    assert out.splitlines()[-1] == "2 runs: 1 running, 1 completed."
+    assert out.splitlines()[-1] == "2 runs under way or of the last submission: 1 running, 1 completed."
 
     out, _ = output(capsys, "cancel", first.id)
     assert out == f"{first.id} is interrupted\n"
