@@ -459,7 +459,7 @@ def test_a_machine_asks_for_nothing_that_its_role_may_not(scene: Scene) -> None:
     assert [ask for ask in asks if not allows(held, ask)] == []
 
 
-def test_real_fine_tuning_reads_an_uploaded_file_and_saves_its_adapters(scene: Scene) -> None:
+def test_real_fine_tuning_reads_an_uploaded_file_and_sends_its_checkpoints(scene: Scene) -> None:
     row = json.dumps({"text": "abcdefgh " * 9})
     uri = f"s3://{BUCKET}/fastlaunch/code/0123/train.jsonl"
     scene.put(uri, (8 * f"{row}\n").encode())
