@@ -64,8 +64,8 @@ class WordTokens:
     The first four tokens stand for padding, an unknown word, and the start and the end of a text.
     """
 
-    padding, unknown, start = range(3)
-    end: int | None = 3
+    padding, unknown, start, _end = range(4)
+    end: int | None = _end
 
     def __init__(self, texts: Iterable[str], vocabulary: int) -> None:
         counts = Counter(word for text in texts for word in _words(text))
@@ -82,7 +82,7 @@ class WordTokens:
                 [
                     self.start,
                     *(self._numbers.get(word, self.unknown) for word in _words(text)[:most]),
-                    3,
+                    self._end,
                 ],
                 dtype=torch.int32,
             )

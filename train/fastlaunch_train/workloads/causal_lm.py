@@ -1,5 +1,6 @@
 """Causal language models: `gpt2-xsmall`, `gpt2-tiny`, and any of Hugging Face's as `hf-clm:MODEL`."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from fastlaunch_train.data import corpus
 from fastlaunch_train.data.hub import import_transformers
 from fastlaunch_train.data.text import LoadedText, TextSource
-from fastlaunch_train.data.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
+from fastlaunch_train.data.tokens import ByteTokens, Tokenizer, chosen_tokenizer, load_tokenizer
 from fastlaunch_train.workloads.contract import NO_LABEL, Batch, ModelOptions, Score, Workload
 from fastlaunch_train.workloads.language_models import (
     causal_model,
@@ -67,7 +68,7 @@ def build(name: str, options: ModelOptions) -> Workload:
         config=config,
         build=causal_model,
         own_length=_SEQUENCE_LENGTHS.get(name, _SEQUENCE_LENGTH),
-        source_of=partial(_source, name, options, num_tokens),
+        source_of=partial(text_source, name, options, num_tokens),
         sample_unit="sequences",
         loss=next_token_loss,
         optimizer=workload_info(name).optimizer,
@@ -96,9 +97,13 @@ def next_token_score(model: nn.Module, batch: Batch) -> Score:
 
 def _predictions(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits (tokens, vocabulary) and the token that follows each, or `NO_LABEL`."""
+    return model(batch["tokens"]).flatten(0, 1).float(), following(batch["labels"]).flatten()
+
+
+def following(labels: torch.Tensor) -> torch.Tensor:
+    """Return what each token predicts: the next one's label, and none at the end."""
     # Shift the labels, not the logits: these are the largest tensor, and would be copied.
-    following = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=NO_LABEL)
-    return model(batch["tokens"]).flatten(0, 1).float(), following.flatten()
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
 
 
 def _outputs(model: nn.Module, batch: Batch, every: int) -> torch.Tensor:
@@ -115,12 +120,22 @@ def _config(name: str, options: ModelOptions) -> Any:
     return published_config(name.removeprefix("hf-clm:"), name)
 
 
-def _source(name: str, options: ModelOptions, num_tokens: int, length: int) -> TextSource:
+def text_source(
+    name: str,
+    options: ModelOptions,
+    num_tokens: int,
+    length: int,
+    read_file: Callable[[str, Tokenizer, int], LoadedText] = corpus.read_text,
+) -> TextSource:
+    """Return where a model of `num_tokens` gets its samples of `length` tokens: made up, or from a file.
+
+    read_file: takes the file's path, the tokenizer and the length.
+    """
     given = load_tokenizer(options.tokenizer, name) if options.tokenizer is not None else None
 
     def read(path: str) -> LoadedText:
         tokenizer = chosen_tokenizer(given, options.model, num_tokens, name, otherwise=ByteTokens)
-        return corpus.read_text(path, tokenizer, length)
+        return read_file(path, tokenizer, length)
 
     return TextSource(
         workload=name,

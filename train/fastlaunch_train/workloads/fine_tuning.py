@@ -15,10 +15,11 @@ from torch import nn
 
 from fastlaunch_train.data import corpus, documents
 from fastlaunch_train.data.hub import import_peft, import_transformers, load_from_hub
-from fastlaunch_train.data.text import LoadedText, TextSource
-from fastlaunch_train.data.tokens import ByteTokens, chosen_tokenizer, load_tokenizer
+from fastlaunch_train.data.text import LoadedText
+from fastlaunch_train.data.tokens import ByteTokens, Tokenizer
 from fastlaunch_train.models.document_attention import ATTENTION, document_mask, register_attention
 from fastlaunch_train.models.flops import language_flops_per_sample
+from fastlaunch_train.workloads.causal_lm import following, text_source
 from fastlaunch_train.workloads.contract import (
     NO_LABEL,
     Batch,
@@ -28,10 +29,10 @@ from fastlaunch_train.workloads.contract import (
     Workload,
 )
 from fastlaunch_train.workloads.language_models import (
+    blocks_of,
     model_identity,
     published_config,
     sequence_length,
-    transformer_blocks,
     vocabulary,
 )
 from fastlaunch_train.workloads.registry import Scalar, WorkloadError, workload_info
@@ -251,7 +252,7 @@ def _workload(
     name: str, options: ModelOptions, config: Any, weights: str | None, lora: Lora | None, length: int
 ) -> Workload:
     num_tokens = vocabulary(config, name)
-    source = _source(name, options, weights, num_tokens, length)
+    source = text_source(name, replace(options, model=weights), num_tokens, length, _read)
     return Workload(
         name=name,
         sample_unit="sequences",
@@ -265,7 +266,7 @@ def _workload(
         score=_score,
         outputs=partial(_outputs, every=max(1, num_tokens // _OUTPUT_COLUMNS)),
         count=_count,
-        blocks=_blocks,
+        blocks=blocks_of,
         regions=lambda model: () if model.head_loss.in_parts else (model.head_loss,),  # type: ignore
         rounds_frozen=lora is not None,
         use_kernels=partial(_use_liger, name),
@@ -277,11 +278,6 @@ def _workload(
         weight_decay=0.0,
         max_grad_norm=1.0,
     )
-
-
-def following(labels: torch.Tensor) -> torch.Tensor:
-    """Return what each token predicts: the next one's label, and none at the end."""
-    return nn.functional.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
 
 
 def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -305,12 +301,6 @@ def _outputs(model: nn.Module, batch: Batch, every: int) -> torch.Tensor:
 def _count(batch: Batch) -> BatchCount:
     padding = (batch["mask"] == 0).sum() if "mask" in batch else 0
     return BatchCount(num_tokens=batch["tokens"].numel(), num_padding=padding)
-
-
-def _blocks(model: nn.Module) -> nn.ModuleList:
-    blocks = transformer_blocks(model)
-    assert blocks is not None
-    return blocks
 
 
 def _config(model: str, workload: str) -> Any:
@@ -370,10 +360,11 @@ def _let_blocks_add_little(model: nn.Module) -> None:
     """Scale random blocks' last layers down, so that each adds little to its input, as in trained models.
 
     Otherwise each block's output is far larger than the embeddings, and rounding errors grow with every
-    block: in 32 of them, two ways to compute in FP8 differ by half. All blocks together add as much as the
-    embeddings are large; 60 is the usual size of a block's output in that of its weights, 0.02.
+    block: after the 32 of Llama 2 7B, eager and compiled FP8 differed by almost half (H100, 2026-11-28). All
+    blocks together add as much as the embeddings are large; 60 is the usual size of a block's output in that
+    of its weights, 0.02.
     """
-    blocks = _blocks(model)
+    blocks = blocks_of(model)
     last = [
         module
         for name, module in blocks.named_modules()
@@ -467,21 +458,6 @@ class _LogitsAlone(nn.Module):
         return logits
 
 
-def _source(
-    name: str, options: ModelOptions, weights: str | None, num_tokens: int, length: int
-) -> TextSource:
-    given = load_tokenizer(options.tokenizer, name) if options.tokenizer is not None else None
-
-    def read(path: str) -> LoadedText:
-        tokenizer = chosen_tokenizer(given, weights, num_tokens, name, otherwise=ByteTokens)
-        if path.endswith((".jsonl", ".json")):
-            return documents.read_documents(path, tokenizer, length)
-        return corpus.read_text(path, tokenizer, length)
-
-    return TextSource(
-        workload=name,
-        synthetic_batches=partial(corpus.synthetic_batches, num_tokens, length),
-        synthetic_splits=partial(corpus.synthetic_splits, num_tokens, length),
-        synthetic_identity=corpus.SYNTHETIC,
-        readers={"file": read},
-    )
+def _read(path: str, tokenizer: Tokenizer, length: int) -> LoadedText:
+    read = documents.read_documents if path.endswith((".jsonl", ".json")) else corpus.read_text
+    return read(path, tokenizer, length)

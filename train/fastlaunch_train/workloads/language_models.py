@@ -243,7 +243,7 @@ def text_workload(
         samples_per_epoch=source.samples_per_epoch,
         data_identity=source.identity,
         model_identity=partial(model_identity, config, options.model) if is_published else None,
-        blocks=_blocks if transformer_blocks(build_on_meta(build_random)) is not None else None,
+        blocks=blocks_of if transformer_blocks(build_on_meta(build_random)) is not None else None,
         flops_per_sample=language_flops_per_sample(build_random, length),
         tokens_per_sample=length,
         sequence_length=length,
@@ -251,7 +251,8 @@ def text_workload(
     )
 
 
-def _blocks(model: nn.Module) -> nn.ModuleList:
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """Return the transformer blocks of a model that has some."""
     blocks = transformer_blocks(model)
     assert blocks is not None
     return blocks
