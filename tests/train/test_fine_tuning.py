@@ -1,8 +1,10 @@
 """LoRA and full fine-tuning: shapes, operations, packed documents, what is saved, and what is refused."""
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +151,29 @@ def test_recipes_for_frozen_weights_refuse_a_model_without() -> None:
     with pytest.raises(RecipeError, match="replaces no function of workload"):
         tiny = load_workload("vit-tiny")
         check_conversion(tiny.build_model(), tiny, resolve_recipe("liger"))
+
+
+def test_a_native_model_has_nothing_of_liger_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger replaces classes and functions of Transformers' modules, by which the reference computes, too."""
+    workload, model = built()
+    modeling_llama: Any = sys.modules[type(model.model).__module__]
+    names = ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")
+    written = [getattr(modeling_llama, name) for name in names]
+
+    def apply(*, model: nn.Module, **_: Any) -> None:
+        for name in names:
+            setattr(modeling_llama, name, type(name, (nn.Identity,), {}))
+
+    liger = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"llama": apply})
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", liger)
+    for name in ("liger_kernel", "liger_kernel.transformers"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    assert workload.use_kernels is not None
+    for _ in range(2):
+        workload.use_kernels(model, "liger")
+        assert modeling_llama.LlamaMLP not in written
+    built()
+    assert [getattr(modeling_llama, name) for name in names] == written
 
 
 def packed_batch(lengths: list[int], length: int) -> tuple[Batch, list[torch.Tensor]]:

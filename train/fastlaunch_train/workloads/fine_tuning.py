@@ -4,10 +4,12 @@ MODEL is a shape of this table, with random weights, a folder, or a name on the 
 classes are those of Transformers, and the adapters those of PEFT.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -327,6 +329,7 @@ def _few_blocks(config: Any) -> Any:
 
 def _tuned_model(workload: str, config: Any, weights: str | None, lora: Lora | None) -> TunedModel:
     transformers = import_transformers(workload)
+    _restore_transformers()
     try:
         register_attention()
     except ImportError:
@@ -420,8 +423,24 @@ def _use_liger(workload: str, model: nn.Module, kernels: str) -> None:
             f"workload {workload!r}: Liger Kernel knows no {inner.config.model_type} model",
             "use a recipe with kernels=torch",
         )
+    modeling = sys.modules[type(inner).__module__]
+    written = dict(vars(modeling))
     apply(model=inner, cross_entropy=False, fused_linear_cross_entropy=False)
+    # Liger changes the module too, whose classes the next native model is made of.
+    replaced = {name: value for name, value in written.items() if vars(modeling)[name] is not value}
+    _REPLACED[modeling] = replaced | _REPLACED.get(modeling, {})
     model.head_loss.in_parts = True
+
+
+#: What a module of Transformers held before Liger Kernel replaced it, by name.
+_REPLACED: dict[ModuleType, dict[str, Any]] = {}
+
+
+def _restore_transformers() -> None:
+    """Undo what Liger Kernel changes in modules, so that the next model is built and computes as written."""
+    while _REPLACED:
+        modeling, written = _REPLACED.popitem()
+        vars(modeling).update(written)
 
 
 def _save(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
