@@ -18,6 +18,7 @@ from fastlaunch.core.terminal import plain_output
 from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Run
+from fastlaunch.lifecycle.describe import run_to_dict
 from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary
@@ -157,6 +158,16 @@ def test_runs_of_one_recipe_are_named_apart_in_the_rows(capsys: pytest.CaptureFi
     # Imported runs, of which no request is known, have their recipe's name.
     print_runs([of_64, replace(of_128, spec=None)], output="table")
     assert "at batch" not in capsys.readouterr().out
+
+
+def test_the_model_that_a_run_left_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = a_run(RunState.COMPLETED, tmp_path)
+    print_runs([done], output="table")
+    assert "model of" not in capsys.readouterr().out
+    (tmp_path / "model-attempt-2").mkdir()
+    print_runs([done, replace(done, state=RunState.FAILED)], output="table")
+    assert capsys.readouterr().out.splitlines().count(f"model of {done.id}: {tmp_path}/model-attempt-2") == 1
+    assert run_to_dict(done)["model"] == f"{tmp_path}/model-attempt-2"
 
 
 class Terminal(io.StringIO):

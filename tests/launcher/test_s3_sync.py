@@ -103,6 +103,7 @@ def test_what_scripts_left_lies_in_folders_of_their_runs(tmp_path: Path) -> None
     bucket.objects |= segments(b"abcdef", [2], f"{output}/a model/log.txt")
     bucket.objects |= segments(b"of node 1", [], f"node-1/{RUN}/output/a")
     bucket.objects |= segments(b"again", [], f"node-0/{RUN}/output-attempt-2/a model/log.txt")
+    bucket.objects |= segments(b"weights", [3], f"node-0/{RUN}/model/adapter_model.safetensors")
     for wrong in (
         *(f"{output}/../up", f"{output}/./here", f"{output}//a", f"{output}/a\\b", f"{output}/a\nb"),
         *(
@@ -125,6 +126,7 @@ def test_what_scripts_left_lies_in_folders_of_their_runs(tmp_path: Path) -> None
         "output/a model/log.txt": b"abcdef",
         "output-node-1/a": b"of node 1",
         "output-attempt-2/a model/log.txt": b"again",
+        "model/adapter_model.safetensors": b"weights",
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from cloud_commands import configure
 from ec2_builders import job, site
@@ -24,7 +25,8 @@ from fake_train.launcher import app_context
 from fake_train.processes import runs
 from instance_network import Switch
 from moto_server import MotoServer, backend
-from node_scene import BUCKET, IMAGE, REGION, RUNS, Scene, code_bundle
+from node_scene import BUCKET, IMAGE, REGION, RUNS, Account, Scene, code_bundle
+from published_model import ROWS, loaded_adapters, publish
 from simulated_instance import SimulatedInstance
 from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene
@@ -327,8 +329,8 @@ SWEEP = (
 
 
 @pytest.fixture
-def sweep(world: World, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Exit code of `fastlaunch sweep` over both types, in this process."""
+def typed(world: World, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Exit code of `fastlaunch ARGV`, in this process."""
     moto, base = world.scene.moto, training_base(None, today=world.now().date())
     moto.quotas[REGION, "L-DB2E81BA"] = 768
     moto.images[REGION, "763104351884", base.repository, base.tag] = "sha256:" + "b" * 64
@@ -338,14 +340,19 @@ def sweep(world: World, isolated: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     wheels.touch()
     monkeypatch.setenv("FASTLAUNCH_WHEELS", str(wheels))
 
-    def sweep(*argv: str) -> int:
-        argv = (*SWEEP, *argv)
+    def typed(*argv: str) -> int:
         context = replace(
             app_context(*argv), sleep=lambda seconds: time.sleep(seconds / SCALE), now=world.now
         )
         return cli(list(argv), context)
 
-    return sweep
+    return typed
+
+
+@pytest.fixture
+def sweep(typed: Callable[..., int]) -> Callable[..., int]:
+    """Exit code of `fastlaunch sweep` over both types."""
+    return partial(typed, *SWEEP)
 
 
 def assert_swept(world: World, labels: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -438,13 +445,18 @@ def test_the_first_hour_of_an_account(
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
 
 
-def take_first(world: World, number: int, instance: SimulatedInstance) -> None:
-    """Take the first instance back once its run records steps, with the notice that spot gets."""
+def take_first(
+    world: World, number: int, instance: SimulatedInstance, run_id: Callable[[], str] | None = None
+) -> None:
+    """Take the first instance back once its run records steps, with the notice that spot gets.
+
+    run_id: tells which that is; by default, the first one of the world's ledger.
+    """
     if number > 1:
         return
-    run_id = world.run_id()
-    output = f"{RUNS}/{run_id}/attempt-1"
-    world.scene.wait_for(f"{output}/node-0/{run_id}/rank-", 120)
+    first = (run_id or world.run_id)()
+    output = f"{RUNS}/{first}/attempt-1"
+    world.scene.wait_for(f"{output}/node-0/{first}/rank-", 120)
     instance.spot_notice()
     world.scene.wait_for(f"{output}/node-0/status.json", 120)
     instance.take()
@@ -470,6 +482,56 @@ def test_a_script_that_spot_interrupts_goes_on_with_what_it_saved(world: World, 
     (run,) = submit_script(world, script, Script(command=("python", "train.py")), purchase="spot")
     assert run.state is RunState.COMPLETED, consoles(world)
     assert_script_went_on(run)
+
+
+def put_model(scene: Account, folder: Path) -> Path:
+    """Publish a tiny model below s3://BUCKET/models/tiny/."""
+    for path in publish(folder).iterdir():
+        scene.put(f"s3://{BUCKET}/models/tiny/{path.name}", path.read_bytes())
+    return folder
+
+
+def write_fine_tuning(folder: Path) -> None:
+    """Write the data, and what the machine installs that AWS's images lack and the simulated one has."""
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS * 20))
+    (folder / "requirements.txt").write_text("transformers\npeft\n")
+
+
+FINE_TUNING = (
+    *("--requirements", "requirements.txt", "--requirements-from-index"),
+    *("--recipe", "bf16", "--batch-size", "2", "--sequence-length", "64", "--data", "train.jsonl"),
+    *("--input", f"weights=s3://{BUCKET}/models/tiny"),
+    *("--workload", "hf-lora:/opt/ml/input/data/weights", "--checkpoint-every", "5"),
+    *("--max-hours", "20h", "--no-account-timer", "--yes"),
+)
+
+
+# Transformers warns of a name that PEFT still uses.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_interrupted_fine_tuning_goes_on_and_its_adapters_come_home(
+    world: World,
+    typed: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = put_model(world.scene, tmp_path / "model")
+    write_fine_tuning(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    world.machines.update(training="real")
+    world.events = partial(take_first, world, run_id=lambda: runs()[0].id)
+    submit = ("submit", "--instance", "g5.xlarge", "--purchase", "spot", "--steps", "200", *FINE_TUNING)
+    assert typed(*submit) == 0, consoles(world) + capsys.readouterr().err
+    (run,) = runs()
+    assert run.summary is not None and run.directory is not None
+    records = [read_record(path) for path in sorted(run.directory.glob("rank-*"))]
+    assert len(records) == 2 and records[1].header["first_step"] > 1
+    adapters = run.directory / "model-attempt-2"
+    assert f"model of {run.id}: {adapters}" in capsys.readouterr().out
+    assert any(value.any() for value in loaded_adapters(base, adapters).values())
+    saved = world.scene.objects(f"{RUNS}/{run.id}/checkpoints")
+    content = torch.load(io.BytesIO(saved[max(saved)]), weights_only=True)
+    assert content["model"] and all("lora_" in name for name in content["model"])
 
 
 def test_a_script_on_two_nodes_is_one_of_two_ranks(switch: Switch, world: World, script: Path) -> None:

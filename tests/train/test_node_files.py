@@ -130,7 +130,7 @@ def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shel
     added = b'{"kind":"phase"}\n{"kind":"end","more":1}\n'
     record.write_bytes(lines + added)
     uploads.script_ended("a-run")
-    assert uploads.script_output("a-run", 2)
+    assert uploads.output_folders("a-run", 2)
     assert visible(shelf.root) == {
         name: lines,
         f"{name[:-12]}{len(lines):012d}": added,
@@ -138,6 +138,14 @@ def test_ends_that_a_wrapper_may_write_anew_wait_until_its_script_has_ended(shel
     }
     assert len(said) == 2 and "output-attempt-2/huge" in said[0]
     assert uploads.left_out == ["a-run/output-attempt-2/link"]
+
+
+def test_the_trained_model_is_sent_as_a_scripts_output_is(shelf: Shelf) -> None:
+    uploads, run = uploads_of(shelf), shelf.work / "out/a-run"
+    (run / "model").mkdir(parents=True)
+    (run / "model/adapter_model.safetensors").write_bytes(b"adapters")
+    assert uploads.output_folders("a-run", 1)
+    assert visible(shelf.root) == {"node-0/a-run/model/adapter_model.safetensors.000000000000": b"adapters"}
 
 
 def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) -> None:
@@ -154,13 +162,13 @@ def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) 
     for name in names:
         (output / name).parent.mkdir(exist_ok=True, parents=True)
         (output / name).write_text("x")
-    assert uploads.script_output("a-run", 1)
+    assert uploads.output_folders("a-run", 1)
     there = {f"node-0/a-run/output/{name}.000000000000": b"x" for name in names}
     assert visible(shelf.root) == there
     assert len(said) == 3 and uploads.left_out == []
     # The launcher refuses a last word that is no UTF-8.
     (output / os.fsdecode(b"link\xe9")).symlink_to("/etc/passwd")
-    assert uploads.script_output("a-run", 1)
+    assert uploads.output_folders("a-run", 1)
     assert "".join(uploads.left_out).encode().startswith(b"a-run/output/link")
 
 
@@ -197,7 +205,7 @@ def test_only_regular_files_leave_the_machine(
     (run / "rank-00001-attempt-1.jsonl").write_text("a record\n")
     (run / "checkpoints/step-00000001.pt").write_text("weights")
     assert uploads.last(30)
-    assert uploads.script_output("a-run", 1)
+    assert uploads.output_folders("a-run", 1)
     assert visible(shelf.root) == {"node-0/a-run/rank-00001-attempt-1.jsonl.000000000000": b"a record\n"}
     script = [] if kind == "folder" else ["a-run/output/deep/model"]
     assert uploads.left_out == [*(f"a-run/{name}" for name in sorted(names)), *script]
@@ -219,7 +227,7 @@ def test_nothing_leaves_through_a_folder_that_is_a_link(tmp_path: Path) -> None:
     for name in ("output", "checkpoints"):
         (run / name).symlink_to(host)
     uploads = uploads_of(shelf)
-    assert uploads.script_output("a-run", 1)
+    assert uploads.output_folders("a-run", 1)
     assert uploads.left_out == ["a-run/output"]
     assert visible(shelf.root) == {}
     assert checkpoints(run / "checkpoints") == []

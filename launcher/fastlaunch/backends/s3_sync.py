@@ -36,7 +36,7 @@ from fastlaunch_train.node.protocol import (
     RUN_ID,
     SEGMENT,
     boot_name,
-    is_script_output,
+    is_output_file,
     mean_gpu_use,
     status_name,
 )
@@ -242,7 +242,7 @@ def _local_path(name: str, home: Path, token: str, run_ids: Set[str]) -> Path | 
     """Return the local path of what a node uploaded as `node-<k>/[<run id>/]<file>`; None for others."""
     folder, *middle, file = name.split("/") if "/" in name else ("", name)
     node = _NODE.fullmatch(folder)
-    if node and middle and middle[0] in run_ids and is_script_output("/".join([*middle[1:], file])):
+    if node and middle and middle[0] in run_ids and is_output_file("/".join([*middle[1:], file])):
         _, output, *inside = middle
         return run_folder(home, middle[0]).joinpath(f"{output}{_suffix(int(node[1]))}", *inside, file)
     if node is None or len(middle) > 1 or not set(middle) <= run_ids:

@@ -17,7 +17,7 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
 from fastlaunch.cli.context import app_context, open_reconciled
 from fastlaunch.cli.options import examples, next_command, profile_option, table_or_json_option, yes_option
-from fastlaunch.cli.render import print_run_rows, run_row
+from fastlaunch.cli.render import print_models, print_run_rows, run_row
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.log_file import LOG
@@ -89,6 +89,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
         of = "" if runs else " under way or of the last submission"
         states = states_text([live.run for live in needed])
         click.echo(f"{counted(len(rows), 'run')}{of}{': ' if rows else ''}{states}.")
+        print_models([live.run for live in needed])
     else:
         click.echo("No runs yet.")
     look = "".join(f" --region {region}" for region in alarmed)

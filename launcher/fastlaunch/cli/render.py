@@ -223,6 +223,7 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         needed = [row for row, run in zip(rows, runs, strict=True) if not run.is_unneeded]
         print_run_rows(needed, num_unneeded=len(runs) - len(needed))
         print_text(runs_sentence(runs, answer))
+        print_models(runs)
         for name, texts in _uncounted(runs).items():
             print_text(as_warning(f"{name}: {'; '.join(texts)}"))
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
@@ -235,6 +236,15 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         if lines:
             click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
     next_command(_next(runs, failed))
+
+
+def print_models(runs: "Sequence[Run]") -> None:
+    """Print where the models lie that the runs trained."""
+    from fastlaunch.lifecycle.describe import model_folder
+
+    for run in runs:
+        if folder := model_folder(run):
+            print_text(f"model of {run.id}: {folder}")
 
 
 def _names(runs: "Sequence[Run]") -> list[str]:

@@ -10,10 +10,11 @@ from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, CloudBackend
 from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.data import to_data
+from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import in_ms, rounded
 from fastlaunch.ledger.attempt_cost import attempt_cost, cost_text
-from fastlaunch.ledger.ledger import Ledger, Run
+from fastlaunch.ledger.ledger import IMPORT, Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import last_word, missing_of, occupancy
 from fastlaunch.measure.summary import StepProfile, Timing
@@ -46,7 +47,17 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "step_time_s": summary.step_time_s if summary else None,
         "final_loss": summary.quality.final_loss if summary else None,
         "directory": str(run.directory) if run.directory else None,
+        "model": str(folder) if (folder := model_folder(run)) else None,
     }
+
+
+def model_folder(run: Run) -> Path | None:
+    """Return where the model lies that the run trained; None if it left none, or it is not here."""
+    if run.directory is None or run.backend == IMPORT or run.state is not RunState.COMPLETED:
+        return None
+    # An attempt that was lost at its end may have left a part; the last one left the whole.
+    folders = [folder for folder in run.directory.glob("model*") if folder.is_dir()]
+    return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def measured_to_dict(run: Run) -> dict[str, Any]:

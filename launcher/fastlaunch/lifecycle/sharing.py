@@ -36,7 +36,7 @@ _NAME = re.compile(
     rf"({_OWNER})/([a-zA-Z0-9][a-zA-Z0-9_-]{{0,99}})\.([0-9a-f]{{16}}){re.escape(_SUFFIX)}", re.ASCII
 )
 #: Fields that are not shared, since they are paths on this machine.
-_PRIVATE = ("directory",)
+_PRIVATE = ("directory", "model")
 
 
 class SharedStore(Store, Protocol):

@@ -480,9 +480,9 @@ class Ec2(Machine):
                 self.fail(problem)
         if run.is_script:
             self._uploads.script_ended(run.run_id)
-            # The checkpoint holds the same, and goes first in the two minutes that EC2 leaves.
-            if state == COMPLETED or self.stop.reason != SPOT:
-                self._uploads.script_output(run.run_id, self.program.attempt)
+        # The checkpoint holds the same, and goes first in the two minutes that EC2 leaves.
+        if state == COMPLETED or self.stop.reason != SPOT:
+            self._uploads.output_folders(run.run_id, self.program.attempt)
 
     def leave(self) -> None:
         self._peers.part()

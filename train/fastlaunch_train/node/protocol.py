@@ -8,6 +8,7 @@ The launcher imports this module and nothing else of the agent. Below an attempt
     node-<k>/gpu-use.txt.<offset>          how busy the GPUs are, a line for each sample
     node-<k>/<run id>/<file>.<offset>      log.txt, records, tracebacks and NCCL's log
     node-<k>/<run id>/output/<file>.<offset>      what a script left in $FASTLAUNCH_OUTPUT, once it has ended
+    node-<k>/<run id>/model/<file>.<offset>       what was trained, as its library reads it
     node-<k>/<run id>/ended.json           SageMaker: the run need not be done again
     node-<k>/status.json                   the last word
     abort                                  why all nodes are to stop, in a line
@@ -60,10 +61,13 @@ RUN_ID = re.compile(_ID)
 RECORD = re.compile(_RECORD)
 #: The files of a run's output to upload, besides its checkpoints.
 OUTPUT = re.compile(_OUTPUT)
-#: What a script leaves for the user: the folder of its attempt, and a path in it; see `is_script_output`.
+#: The folders of what a run leaves for the user: a script's $FASTLAUNCH_OUTPUT, and the trained model.
+OUTPUT_FOLDERS = ("output", "model")
+#: The folder of its attempt, and a path in it; see `is_output_file`.
 MAX_OUTPUT_DEPTH = 16
-_SCRIPT_OUTPUT = re.compile(
-    rf"output(-attempt-\d{{1,6}})?(/(?!\.{{1,2}}(/|$))[^/\\\x00-\x1f\x7f]{{1,200}}){{1,{MAX_OUTPUT_DEPTH}}}"
+_OUTPUT_FILE = re.compile(
+    rf"({'|'.join(OUTPUT_FOLDERS)})(-attempt-\d{{1,6}})?"
+    rf"(/(?!\.{{1,2}}(/|$))[^/\\\x00-\x1f\x7f]{{1,200}}){{1,{MAX_OUTPUT_DEPTH}}}"
 )
 #: The most bytes of a name and of a path. A disk takes names of 255 bytes, a segment's ending included; S3
 #: takes keys of 1,024, the prefix included.
@@ -122,20 +126,20 @@ def mean_gpu_use(answer: str) -> float | None:
     return sum(percent) / len(percent) / 100 if is_sound else None
 
 
-def is_script_output(name: str) -> bool:
-    """Return whether the name of a script's file is valid for an object in S3 and for a local file."""
+def is_output_file(name: str) -> bool:
+    """Return whether the name of a file for the user is valid for an object in S3 and for a local file."""
     try:
         path = name.encode()
     except UnicodeEncodeError:
         # A disk takes any bytes; S3 takes UTF-8 only.
         return False
     is_short = len(path) <= _MAX_PATH_BYTES and all(len(part) <= _MAX_PART_BYTES for part in path.split(b"/"))
-    return is_short and _SCRIPT_OUTPUT.fullmatch(name) is not None
+    return is_short and _OUTPUT_FILE.fullmatch(name) is not None
 
 
-def output_folder(attempt: int) -> str:
-    """Return the local folder for a script's files, one for each attempt."""
-    return "output" if attempt == 1 else f"output-attempt-{attempt}"
+def output_folder(name: str, attempt: int) -> str:
+    """Return the local folder for one of `OUTPUT_FOLDERS`: each attempt has its own."""
+    return name if attempt == 1 else f"{name}-attempt-{attempt}"
 
 
 def input_environment(names: Iterable[str]) -> dict[str, str]:

@@ -300,7 +300,7 @@ class SageMaker(Machine):
         self._uploads.now()
         if run.is_script:
             self._uploads.script_ended(run.run_id)
-            self._uploads.script_output(run.run_id, self._attempt)
+        self._uploads.output_folders(run.run_id, self._attempt)
         if outcome.blamed is not None:
             blamed, host = words[outcome.blamed], self._request.hosts[outcome.blamed]
             why = blamed.cause or "no cause known"

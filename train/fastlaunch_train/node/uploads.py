@@ -25,8 +25,9 @@ from fastlaunch_train.node.protocol import (
     MAX_OUTPUT_FILES,
     MAX_SEGMENT_BYTES,
     OUTPUT,
+    OUTPUT_FOLDERS,
     RECORD,
-    is_script_output,
+    is_output_file,
     output_folder,
     segment_name,
 )
@@ -35,7 +36,7 @@ from fastlaunch_train.node.protocol import (
 _MAX_LAST_ROUNDS = 20
 #: Seconds between two attempts to send what is left.
 _LAST_PAUSE_S = 5.0
-#: The most segments of a script's output in one call of the store.
+#: The most segments of output for the user in one call of the store.
 _MAX_WAITING = 500
 #: The most files to name that are not sent.
 _MOST_NAMED = 5
@@ -208,14 +209,14 @@ class Uploads:
         self._open.discard(run_id)
         self.now()
 
-    def script_output(self, run_id: str, attempt: int) -> bool:
-        """Upload what a script that has ended left in its folder `output`; return whether all arrived.
+    def output_folders(self, run_id: str, attempt: int) -> bool:
+        """Upload what a run that has ended left for the user; return whether all arrived.
 
         Its files are taken to be final. A file that is not regular, or too large, stays here.
         """
         num_waiting = num_bytes = 0
         with self._lock:
-            for path, name, size in self._left_by_script(run_id, output_folder(attempt)):
+            for path, name, size in self._left_for_user(run_id, attempt):
                 try:
                     while self._segments.cut(path, f"{self._folder}/{run_id}/{name}", below=self._work):
                         num_waiting, num_bytes = num_waiting + 1, num_bytes + min(size, MAX_SEGMENT_BYTES)
@@ -228,23 +229,18 @@ class Uploads:
                     self.leave_out(f"{run_id}/{name}")
                 except OSError as error:
                     self._say(f"run {run_id}: {name!r} not sent: {error.strerror}")
-            return bool(self._clock.attempts(3, 5, self._store.flush))
+            return not num_waiting or bool(self._clock.attempts(3, 5, self._store.flush))
 
-    def _left_by_script(self, run_id: str, folder: str) -> Iterator[tuple[Path, str, int]]:
+    def _left_for_user(self, run_id: str, attempt: int) -> Iterator[tuple[Path, str, int]]:
         """Yield the files to send, with name and size; log those that are too many or too large."""
-        source = self._work / "out" / run_id / "output"
-        if source.is_symlink():
-            self.leave_out(f"{run_id}/{folder}")
-            return
         num_left, left, num_kept = MAX_OUTPUT_FILES, MAX_OUTPUT_BYTES, 0
-        for path in _tree(source, MAX_OUTPUT_DEPTH):
-            name = f"{folder}/{path.relative_to(source).as_posix()}"
+        for path, name in self._in_output_folders(run_id, attempt):
             if not is_regular(path) and not _is_folder(path):
                 self.leave_out(f"{run_id}/{name}")
                 continue
             size = path.lstat().st_size
             is_too_much = size > min(left, MAX_OUTPUT_FILE_BYTES) or not num_left
-            if is_too_much or not is_script_output(name):
+            if is_too_much or not is_output_file(name):
                 num_kept += 1
                 if num_kept <= _MOST_NAMED:
                     self._say(f"run {run_id}: {name!r} ({size:,} bytes) not sent: too much, or badly named")
@@ -253,6 +249,15 @@ class Uploads:
             yield path, name, size
         if num_kept > _MOST_NAMED:
             self._say(f"run {run_id}: {num_kept:,} files not sent in all")
+
+    def _in_output_folders(self, run_id: str, attempt: int) -> Iterator[tuple[Path, str]]:
+        for name in OUTPUT_FOLDERS:
+            source, folder = self._work / "out" / run_id / name, output_folder(name, attempt)
+            if source.is_symlink():
+                yield source, folder
+                continue
+            for path in _tree(source, MAX_OUTPUT_DEPTH):
+                yield path, f"{folder}/{path.relative_to(source).as_posix()}"
 
     def _go_on(self) -> None:
         while not self._clock.wait(self._every_s, self._over):
