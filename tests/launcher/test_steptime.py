@@ -99,6 +99,7 @@ def test_nineteen_of_twenty_retained_steps_took_no_longer(run) -> None:
     # Steps 21 to 110.
     summary = run(steps=110, step_time_s=lambda rank, step: 0.01 * step)
     assert summary.timing.p95_step_time_s == pytest.approx(0.01 * (21 + 0.95 * 89))
+    assert summary.timing.p5_step_time_s == pytest.approx(0.01 * (21 + 0.05 * 89))
 
 
 def test_phases_between_steps_are_no_step_time_and_the_slowest_rank_counts_after_warm_up(run) -> None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
+from statistics import median
 
 from fastlaunch.analysis.convergence import COMPLETED, listed
 from fastlaunch.analysis.differences import Differences, RunTime
@@ -34,6 +35,8 @@ _KINDS = {"records": "measured", "published": "published"}
 #: Parts of a fingerprint that the row shows elsewhere.
 _SHOWN_ELSEWHERE = ("device_name", "num_gpus_per_node", "data", VERSION)
 
+#: Note steps on a CPU whose 95th percentile is this many times the 5th.
+UNEVEN = 3.0
 #: Note a GPU that runs kernels for less than this share of the time.
 BUSY = 0.9
 
@@ -148,6 +151,22 @@ def idle_note(runs: Sequence[RunSummary]) -> str | None:
         f"{waits} data, and its host spends {fetching:.0%} of the time on fetching them:"
         f" more {workers} or a faster disk may gain more than a faster GPU"
     )
+
+
+def uneven_note(groups: Sequence[Group]) -> str | None:
+    """Return a note if steps on a CPU vary several times within runs, as where threads outnumber cores."""
+    spreads = []
+    for group in groups:
+        timings = [run.timing for run in group.summaries if run.setup.is_on_cpu]
+        known = [
+            timing.p95_step_time_s / timing.p5_step_time_s
+            for timing in timings
+            if timing.p95_step_time_s and timing.p5_step_time_s
+        ]
+        spreads += [median(known)] if known else []
+    if max(spreads, default=1.0) < UNEVEN:
+        return None
+    return f"steps vary {max(spreads):.0f}x within a run: try OMP_NUM_THREADS=1, or a quieter machine"
 
 
 def commit_notes(group: Group) -> Iterator[Note]:

@@ -12,6 +12,7 @@ from fastlaunch.analysis.notes import (
     difference_notes,
     notes_on_figures,
     run_notes,
+    uneven_note,
     version_notes,
 )
 from fastlaunch.analysis.pooling import Group, are_comparable, run_times
@@ -155,6 +156,9 @@ def _judge(pair: _Pair) -> Verdict:
     kind, why, more = _classify(pair)
     method = tuple(_of_method(pair)) if pair.is_tested else ()
     versions = tuple(version_notes(pair.row.group, pair.base.group))
+    uneven = uneven_note((pair.row.group, pair.base.group)) if kind == UNRESOLVED else None
+    if uneven:
+        method = (uneven, *method)
     return Verdict(
         ratio=_ratio(pair, limits, by_price=0.0) if pair.is_priced else None,
         speed_ratio=_ratio(pair, limits, by_price=pair.by_price),

@@ -73,6 +73,7 @@ def time_attempt(ranks: Sequence[RankRecord]) -> Timing:
         tokens_per_step=float(num_tokens) / num_retained or None,
         median_step_time_s=_finite(np.median(device_s)),
         p95_step_time_s=_finite(np.percentile(device_s, 95)),
+        p5_step_time_s=_finite(np.percentile(device_s, 5)),
         data_wait_fraction=_finite((waits_s / totals_s).max()),
         utilization=_utilization(ranks, cut),
         late=_finite(_growth(retained[slowest]) - samples_growth),

@@ -78,6 +78,11 @@ class Setup:
         return data.partition("own ")[0].strip() or None if data and self.version else data
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether a machine of the user's own trained it without a GPU."""
+        return self.instance is None and self.device_name is not None and "NVIDIA" not in self.device_name
+
+    @property
     def is_script(self) -> bool:
         """Whether it was the user's own command."""
         return self.precision == SCRIPT_RECIPE.precision
@@ -118,6 +123,7 @@ class Timing:
     tokens_per_step: float | None = None  # over all ranks, without padding
     median_step_time_s: float | None = None  # device time, per step the greatest over ranks
     p95_step_time_s: float | None = None  # the 95th percentile of the same
+    p5_step_time_s: float | None = None  # the 5th; unknown of older summaries
     data_wait_fraction: float | None = None  # of the wall time, fetching batches; of the rank that waits most
     utilization: float | None = None  # fraction of the time in which the least busy GPU ran a kernel, by NVML
     late: float | None = None  # log of the last half's mean over that of all retained steps

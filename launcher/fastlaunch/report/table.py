@@ -149,11 +149,7 @@ def heading(rows: Sequence[Row], width: int) -> str:
 
 def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
     setups = [row.setup for row in rows]
-    on_cpu = all(
-        setup.instance is None and setup.device_name is not None and "NVIDIA" not in setup.device_name
-        for setup in setups
-    )
-    one, several = ("process", "processes") if on_cpu else ("GPU", "GPUs")
+    one, several = ("process", "processes") if all(setup.is_on_cpu for setup in setups) else ("GPU", "GPUs")
     gpus, place, runs = (shared.get(name, "") for name in ("GPUs", "instance", "runs"))
     details = [
         f"{gpus} {one if gpus == '1' else several}" if gpus else "",
