@@ -175,7 +175,7 @@ def test_uneven_steps_on_a_cpu_leave_a_verdict_open_with_a_way_out() -> None:
     note = "steps vary 5x within a run: try OMP_NUM_THREADS=1, or a quieter machine"
     uneven = {"device_name": "x86_64", "p5_step_time_s": 0.04, "p95_step_time_s": 0.2}
     noisy = (1.0, 1.6, 0.9)
-    base, row = compared(runs("bf16", 1.0, 1.1, 1.4, **uneven), runs("compile", *noisy, **uneven)).rows
+    _, row = compared(runs("bf16", 1.0, 1.1, 1.4, **uneven), runs("compile", *noisy, **uneven)).rows
     assert row.verdict.kind == "unresolved" and note in row.verdict.decisive and note in row.verdict.reasons
     assert notes("within a run", runs("bf16", 1.0, 1.1, 1.4, **uneven), runs("compile", *noisy)) == ["", note]
     for known in ({"p5_step_time_s": 0.09}, {"p5_step_time_s": None}, {"device_name": "NVIDIA H200"}):

@@ -11,7 +11,7 @@ import pytest
 from fake_summaries import changed, compared, evaluated, runs
 
 from fastlaunch.analysis.best import more_runs_command
-from fastlaunch.analysis.compare import Comparison, MeasuredRun
+from fastlaunch.analysis.compare import Comparison, MeasuredRun, Row
 from fastlaunch.analysis.convergence import REFERENCE, WITHIN, WORSE
 from fastlaunch.core.errors import UnknownName
 from fastlaunch.jobs.job import Script, variant_label
@@ -166,6 +166,38 @@ def test_more_rounds_are_proposed_as_the_command_that_was_given() -> None:
         *("fastlaunch", "submit", "--local", "-L", "amp=fp32,bf16", "--repeats", str(number), "--"),
         *COMMAND,
     ]
+
+
+def test_single_runs_and_uneven_steps_get_a_command_too() -> None:
+    single = compared(rows({"amp": "fp32"}, 0.1), rows({"amp": "bf16"}, 0.09)).rows
+    given = ["-L", "amp=fp32,bf16", "--repeats"]
+    command = more_runs_command(single, own_region="us-east-1", submission="s1")
+    assert command is not None
+    assert shlex.split(command)[2:] == ["--add-to", "s1", "--local", *given, "2", "--", *COMMAND]
+
+    def open_verdict(**of_steps: Any) -> list[Row]:
+        noisy = {"device_name": "AMD EPYC", **of_steps}
+        return compared(
+            rows({"amp": "fp32"}, 0.1, 0.15, 0.1, **noisy), rows({"amp": "bf16"}, 0.15, 0.1, 0.1, **noisy)
+        ).rows
+
+    calm, uneven = open_verdict(), open_verdict(p5_step_time_s=0.04, p95_step_time_s=0.2)
+    assert (uneven[1].verdict.kind, uneven[1].verdict.more_rounds) == ("unresolved", None)
+    assert more_runs_command(calm, own_region="us-east-1", submission="s1") is None
+    command = more_runs_command(uneven, own_region="us-east-1", submission="s1")
+    assert command is not None
+    # One thread makes other runs, which are no repeats of the earlier ones.
+    assert command.startswith("OMP_NUM_THREADS=1 fastlaunch submit --local ")
+    assert shlex.split(command)[4:] == [*given, "6", "--", *COMMAND]
+
+
+def test_runs_that_more_rounds_do_not_settle_are_proposed_longer() -> None:
+    noisy = {"device_name": "AMD EPYC", "workload": "vit-tiny"}
+    both = compared(runs("bf16", 0.1, 0.15, 0.1, **noisy), runs("tf32", 0.15, 0.1, 0.1, **noisy)).rows
+    command = more_runs_command(both, own_region="us-east-1", submission="s1")
+    assert command is not None
+    assert command.endswith("--recipe bf16,tf32 --batch-size 64 --steps 800 --seed 4 --repeats 6")
+    assert "--add-to" not in command
 
 
 def version(run: MeasuredRun, files: dict[str, str], commit: str | None = None, day: int = 1) -> MeasuredRun:

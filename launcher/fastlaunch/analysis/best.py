@@ -12,6 +12,7 @@ from fractions import Fraction
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.looks import share_of_both
+from fastlaunch.analysis.notes import uneven_note
 from fastlaunch.analysis.pooling import newest_version, run_times
 from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, reciprocal
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
@@ -19,6 +20,9 @@ from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.measure.summary import Interval, Setup
+
+#: Rounds of a new session, and how many times as long its runs are.
+_NEW_ROUNDS, _TIMES_LONGER = 6, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,37 +173,57 @@ class _Order:
         return self._number[id(row)], self._number[id(other)]
 
 
-def more_runs_command(rows: Sequence[Row], *, own_region: str) -> str | None:
+def more_runs_command(rows: Sequence[Row], *, own_region: str, submission: str | None = None) -> str | None:
     """Return the command for the first row whose verdict needs more runs, or None.
 
-    It also runs the row's baseline if the two differ only in the recipe.
+    It also runs the row's baseline if the two differ only in the recipe. submission: the session to which
+    the runs are added. Where no number of rounds like these is enough, it proposes a session of longer runs,
+    or on one thread if steps on a CPU vary.
     """
-    for row in rows:
-        if row.verdict.more_rounds is None or row.setup.instance is not None or row.setup.num_nodes > 1:
+    adding = "" if submission is None else f" --add-to {submission}"
+    local = [row for row in rows if row.setup.instance is None and row.setup.num_nodes == 1]
+    for row in local:
+        number = row.verdict.more_rounds
+        if number is not None and (command := _runs_like(row, rows, number, own_region=own_region)):
+            return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
+    for row in local:
+        if row.verdict.kind != UNRESOLVED or row.verdict.more_rounds is not None:
             continue
-        base = next(
-            other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline
-        )
-        if row.setup.is_script:
-            runs = [run for other in rows if other.setup.workload == row.setup.workload for run in other.runs]
-            if not row.runs[0].script or row.setup.version != newest_version(runs):
-                continue
-            is_same = (base.runs[0].script, base.setup.version) == (row.runs[0].script, row.setup.version)
-            both = [base, row] if is_same and base is not row else [row]
-            return script_command(both, row.verdict.more_rounds)
-        is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
-        return submit_command(
-            [run.summary for run in row.runs],
-            [
-                other.setup.known_recipe or other.setup.recipe
-                for other in ((base, row) if is_pair else (row,))
-            ],
-            place=place_of(row.runs[0], own_region=own_region),
-            # Choose unused seeds; a used seed would not form a new pair.
-            first_seed=next_seed([run.summary for run in (*base.runs, *row.runs)]),
-            repeats=row.verdict.more_rounds,
-        )
+        one_thread = uneven_note((row.group, _baseline_of(row, rows).group)) is not None
+        if row.setup.is_script and not one_thread:
+            continue  # its words do not tell how long it is
+        longer = 1 if one_thread else _TIMES_LONGER
+        if command := _runs_like(row, rows, _NEW_ROUNDS, own_region=own_region, times_longer=longer):
+            return f"{'OMP_NUM_THREADS=1 ' if one_thread else ''}{command}"
     return None
+
+
+def _baseline_of(row: Row, rows: Sequence[Row]) -> Row:
+    return next(other for other in rows if other.setup.workload == row.setup.workload and other.is_baseline)
+
+
+def _runs_like(
+    row: Row, rows: Sequence[Row], repeats: int, *, own_region: str, times_longer: int = 1
+) -> str | None:
+    """Return the command for more runs of the row and its baseline; None for a script that was edited."""
+    base = _baseline_of(row, rows)
+    if row.setup.is_script:
+        runs = [run for other in rows if other.setup.workload == row.setup.workload for run in other.runs]
+        if not row.runs[0].script or row.setup.version != newest_version(runs):
+            return None
+        is_same = (base.runs[0].script, base.setup.version) == (row.runs[0].script, row.setup.version)
+        both = [base, row] if is_same and base is not row else [row]
+        return script_command(both, repeats)
+    is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
+    return submit_command(
+        [run.summary for run in row.runs],
+        [other.setup.known_recipe or other.setup.recipe for other in ((base, row) if is_pair else (row,))],
+        place=place_of(row.runs[0], own_region=own_region),
+        # Choose unused seeds; a used seed would not form a new pair.
+        first_seed=next_seed([run.summary for run in (*base.runs, *row.runs)]),
+        repeats=repeats,
+        times_longer=times_longer,
+    )
 
 
 def script_command(rows: Sequence[Row], repeats: int, *, place: Sequence[str] = ("--local",)) -> str:

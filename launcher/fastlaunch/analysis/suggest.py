@@ -48,6 +48,7 @@ def submit_command(
     place: Place,
     first_seed: int,
     repeats: int,
+    times_longer: int = 1,
 ) -> str:
     """Return the command for `repeats` more runs like `runs`, with each of `recipes`.
 
@@ -76,7 +77,7 @@ def submit_command(
     if like.setup.sequence_length is not None and _takes_a_length(like.setup.workload):
         words += ["--sequence-length", str(like.setup.sequence_length)]
     if num_steps := max(run.num_steps for run in runs):
-        words += ["--steps", str(num_steps)]
+        words += ["--steps", str(num_steps * times_longer)]
     evaluated = ([step for step in curve(run) if step > 0] for run in runs)
     if steps := next(filter(None, evaluated), None):
         words += ["--eval-every", str(min(steps))]

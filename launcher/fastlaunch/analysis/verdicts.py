@@ -24,6 +24,8 @@ from fastlaunch.measure.summary import Interval
 
 BASELINE, NO_INTERVAL, NOT_RANKED, OTHER_BATCH = "baseline", "no interval", "not ranked", "other batch"
 TRAINING, THROUGHPUT = "training", "throughput"
+#: The rounds that give single runs a verdict.
+_MORE_OF_ONE = 2
 #: The verdicts of ranked rows.
 RANKED = (BETTER, BASELINE, TIE, UNRESOLVED, WORSE)
 
@@ -57,7 +59,7 @@ class Verdict:
     reasons: tuple[Note, ...]
     comparable_as: str
     decisive: tuple[Note, ...] = ()  # the reasons that matter for a decision
-    more_rounds: int | None = None  # about as many would settle it
+    more_rounds: int | None = None  # about as many would settle it, or give a first verdict
     #: The verdict beside a baseline of its own batch, if that is another one and other rows share it.
     in_batch: "Verdict | None" = None
 
@@ -229,7 +231,9 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
     if pair.difference is None or looked is None:
         is_of_base = len(pair.base.group.runs) < 2 <= len(pair.row.group.runs)
         why = _why_no_interval(pair.base.group if is_of_base else pair.row.group)
-        return NO_INTERVAL, [f"the baseline has no interval: {why}" if is_of_base else why], None
+        are_single = _is_single(pair.base.group) and _is_single(pair.row.group)
+        number = _MORE_OF_ONE if are_single else None
+        return NO_INTERVAL, [f"the baseline has no interval: {why}" if is_of_base else why], number
     if looked.kind != UNRESOLVED:
         return looked.kind, [], None
     proposal = rounds_to_settle(pair.difference, looked.next_level)
@@ -300,12 +304,16 @@ def _percents(deviations: tuple[float, float]) -> str:
     return f"{of_row} where the others' vary by {others}"
 
 
+def _is_single(group: Group) -> bool:
+    return len(group.runs) == 1 and bool(group.log_times) and group.first.setup.kind == "records"
+
+
 def _why_no_interval(group: Group) -> str:
     if not group.log_times:
         return "no time or speed is known"
     if group.first.setup.kind == "published":
         return "published, without repeats"
-    if len(group.runs) == 1:
+    if _is_single(group):
         return "one run: a second and third give a verdict"
     return "its runs share no round with another row's that tells how they vary"
 

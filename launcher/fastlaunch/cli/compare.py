@@ -271,11 +271,11 @@ def _next(comparison: "Comparison", output: str) -> str:
 
     # Rounds cannot be added to runs that others shared.
     rows, request = [row for row in comparison.rows if row.side is None], comparison.request
-    if command := more_runs_command(rows, own_region=request.region):
-        # Imported runs belong to no session to which runs could be added.
-        made_here = [run.submission_id for run in comparison.runs if run.backend != IMPORT]
-        adding = f" --add-to {made_here[-1]}" if made_here else ""
-        return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
+    # Imported runs belong to no session to which runs could be added.
+    made_here = [run.submission_id for run in comparison.runs if run.backend != IMPORT]
+    submission = made_here[-1] if made_here else None
+    if command := more_runs_command(rows, own_region=request.region, submission=submission):
+        return command
     if words := prices_to_add(comparison):
         return shlex.join([*given_command(), *words])
     priced = next((row for row in rows if row.setup.instance and row.price), None)
