@@ -203,11 +203,62 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         ("submit --nodes 2", "--num-nodes N"),
         ("init --budget 3", "--max-cost USD"),
         ("compare --json", "--output json"),
+        # Slurm's.
+        ("submit -N 2", "--num-nodes N"),
+        ("submit --time 1:00:00", "--max-hours H"),
+        ("submit --job-name x", "--tag NAME=VALUE"),
+        ("submit --gpus-per-node 8", "--nproc 8' or '--instance TYPE"),
+        ("submit --gres=gpu:8 --local", "--nproc 8"),
+        ("submit --gres gpu:h100:8", "--instance p5.48xlarge"),
+        # torchrun's.
+        ("submit --nnodes 2", "--num-nodes N"),
+        ("submit --nproc-per-node 8", "--nproc N"),
+        # SkyPilot's and others'.
+        ("submit --cloud aws", "--instance TYPE"),
+        ("submit --use-spot", "--purchase spot"),
+        ("submit --accelerators H100:8", "--instance p5.48xlarge"),
+        ("sweep --gpu A100", "--instance p4d.24xlarge' or '--instance p4de.24xlarge"),
+        ("submit --gpus 8", "--nproc 8' or '--instance TYPE"),
+        ("submit --local --gpus 8", "--nproc 8"),
+        ("submit --gpus", "--instance TYPE"),
+        ("prices --gpus H200", "--gpu h200' or '--instance p5e.48xlarge' or '--instance p5en.48xlarge"),
     ],
 )
 def test_another_tools_option_leads_to_ours(capsys: pytest.CaptureFixture[str], argv: str, ours: str) -> None:
     assert run(argv.split()) == 2
     assert f"Did you mean '{ours}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a100", "a100 is a GPU; name an instance type that has it: p4d.24xlarge (8), p4de.24xlarge (8)"),
+        ("A100:4", "A100 is a GPU; name an instance type that has it: p4d.24xlarge (8), p4de.24xlarge (8)"),
+        (
+            "h100-80gb",
+            "h100-80gb is a GPU; name an instance type that has it: p5.4xlarge (1), p5.48xlarge (8)",
+        ),
+        ("v100", "v100 is a GPU (V100 SXM 16GB) that no known instance type has; there are A100 40GB, "),
+        ("p5", "its sizes are p5.4xlarge and p5.48xlarge"),
+        ("p5.48xlarg", "did you mean p5.48xlarge or "),
+        ("mainframe", "`fastlaunch prices` lists them"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["submit --dry-run", "sweep --dry-run", "estimate --samples 1M", "prices", "doctor"]
+)
+def test_a_gpu_or_a_family_leads_to_its_instance_types(
+    capsys: pytest.CaptureFixture[str], command: str, name: str, hint: str
+) -> None:
+    assert run([*command.split(), "--instance", name]) == 2
+    assert f"error: unknown instance '{name}'\n  {hint}" in capsys.readouterr().err
+
+
+def test_help_all_shows_the_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help-all"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"Usage: fastlaunch {name} " in shown for name in COMMANDS)
+    assert all(f"  {option.flag} " in shown for option in options_of("submit").values())
 
 
 @pytest.mark.parametrize("command", ["submit", "sweep"])

@@ -145,20 +145,15 @@ def _matching(catalogue: "Catalogue", glob: str, gpu: str | None) -> list[str]:
     """Return the names of matching instance types. gpu: `H100`, `H100:8`; None for all."""
     matching = [name for name in catalogue.instances if fnmatchcase(name, glob.lower())]
     if not matching:
-        raise UnknownName("instance", glob, catalogue.instances)
+        raise catalogue.unknown_instance(glob)
     if gpu is None:
         return matching
     model, _, count = gpu.partition(":")
-    # `A100` matches every memory size, and `L4` does not match L40S.
-    models = [name for name in catalogue.accelerators if f"{name} ".lower().startswith(f"{model} ".lower())]
-    if not models or (count and not count.isdecimal()):
+    if not catalogue.models_of(model) or (count and not count.isdecimal()):
         raise UnknownName("GPU", gpu, catalogue.accelerators)
     types = {name: catalogue.instances[name] for name in matching}
-    fitting = [
-        name
-        for name, of in types.items()
-        if of.accelerator in models and (not count or of.num_accelerators == int(count))
-    ]
+    having = {of.name for of in catalogue.types_with(gpu) if count in ("", str(of.num_accelerators))}
+    fitting = [name for name in types if name in having]
     if not fitting:
         known = ", ".join(dict.fromkeys(f"{of.accelerator}:{of.num_accelerators}" for of in types.values()))
         raise UserError(f"no instance type has {gpu}", f"there are {known}")

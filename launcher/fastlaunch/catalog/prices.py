@@ -6,12 +6,13 @@ An unknown price is an error: never 0, and never that of another region. Spot pr
 """
 
 import datetime
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive
+from fastlaunch.catalog.hardware import Accelerator, InstanceType, check_positive, identify
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.settings import Settings
@@ -159,8 +160,39 @@ class Catalogue:
     def instance(self, name: str) -> InstanceType:
         """Return the instance type of this name. Raises UnknownName."""
         if name not in self.instances:
-            raise UnknownName("instance", name, self.instances)
+            raise self.unknown_instance(name)
         return self.instances[name]
+
+    def unknown_instance(self, name: str) -> UnknownName:
+        """Return the error for the name of no instance type: one of a family or a GPU leads to its types."""
+        hint = None
+        if sizes := [known for known in self.instances if known.startswith(f"{name.lower()}.")]:
+            hint = f"its sizes are {' and '.join(sizes)}"
+        elif types := self.types_with(name):
+            having = ", ".join(f"{known.name} ({known.num_accelerators})" for known in types)
+            hint = f"{name.partition(':')[0]} is a GPU; name an instance type that has it: {having}"
+        elif gpu := identify(name):
+            models = ", ".join(self.accelerators)
+            hint = f"{name} is a GPU ({gpu.name}) that no known instance type has; there are {models}"
+        return UnknownName("instance", name, self.instances, hint, listed_by="fastlaunch prices")
+
+    def models_of(self, gpu: str) -> list[str]:
+        """Return the accelerators that `gpu` means: `A100` any memory size, and `L4` not L40S."""
+        text = " ".join(re.split(r"[\s_-]+", gpu.lower().removeprefix("nvidia").strip(" _-")))
+        models = [name for name in self.accelerators if text and f"{name} ".lower().startswith(f"{text} ")]
+        meant = identify(gpu)
+        return models or [name for name in self.accelerators if meant and identify(name) == meant]
+
+    def types_with(self, gpu: str) -> list[InstanceType]:
+        """Return the instance types with the GPU, the fewest first.
+
+        gpu: such as `H100`, or `H100:8`, which leaves out others if there are any with so many.
+        """
+        model, _, count = gpu.partition(":")
+        models = self.models_of(model)
+        types = [known for known in self.instances.values() if known.accelerator in models]
+        fitting = [known for known in types if count == str(known.num_accelerators)] or types
+        return sorted(fitting, key=lambda known: known.num_accelerators)
 
     def lack_of_gpus(self, instance: str | None, *, num_gpus: int, num_nodes: int) -> str | None:
         """Return in words that the instances lack GPUs; None if they have them, or it is not known."""

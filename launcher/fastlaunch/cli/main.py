@@ -3,7 +3,8 @@
 import errno
 import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -77,9 +78,7 @@ OPTION_SYNONYMS = {
     "--use-spot": "--purchase spot",
     **dict.fromkeys(("--nodes", "--nnodes", "--instance-count", "-N"), "--num-nodes N"),
     **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), "--nproc N"),
-    # How many GPUs of which kind a machine has is the instance type's.
-    **dict.fromkeys(("--gpu", "--gpus", "--num-gpus", "--gpus-per-node", "--gres"), "--instance TYPE"),
-    **dict.fromkeys(("--accelerators", "--cloud"), "--instance TYPE"),
+    "--cloud": "--instance TYPE",
     **dict.fromkeys(("--budget", "--max-budget", "--max-price-usd"), "--max-cost USD"),
     **dict.fromkeys(("--instance-type", "--type", "--machine"), "--instance TYPE"),
     **dict.fromkeys(("--time", "--timeout", "--time-limit", "--max-runtime", "--hours"), "--max-hours H"),
@@ -90,6 +89,16 @@ OPTION_SYNONYMS = {
     "--async": "--detach",
     "--zone": "--subnet ZONE=ID",
 }
+#: Options of other tools for the GPUs of a machine: `8`, `gpu:8` or `A100:8`.
+_GPU_OPTIONS = (
+    "--gpu",
+    "--gpus",
+    "--num-gpus",
+    "--gpus-per-node",
+    "--gpus-per-task",
+    "--gres",
+    "--accelerators",
+)
 
 
 class LazyGroup(click.Group):
@@ -120,6 +129,22 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _print_help_of_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """Print the help of every command, with all its options."""
+    if not is_given:
+        return
+    click.echo(ctx.get_help())
+    for name in COMMANDS:
+        command = fastlaunch.get_command(ctx, name)
+        assert command is not None
+        click.echo()
+        takes_it = any("--help-all" in param.opts for param in command.get_params(ctx))
+        # Parsing the option prints the help, and ends.
+        with suppress(click.exceptions.Exit):
+            command.make_context(name, ["--help-all" if takes_it else "--help"], parent=ctx)
+    ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -128,6 +153,14 @@ class LazyGroup(click.Group):
         ("measure three recipes on this machine", "fastlaunch submit --local --recipe fp32,bf16,compile"),
         ("what a job on AWS would do and cost at most", "fastlaunch submit --instance p5.48xlarge --dry-run"),
     ),
+)
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_help_of_all,
+    help="Show the help of every command and exit.",
 )
 @click.version_option(__version__, prog_name="fastlaunch")
 def fastlaunch() -> None:
@@ -168,10 +201,13 @@ def _run(argv: list[str], obj: object) -> int:
         return error.exit_code
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.ctx:
-            ours = OPTION_SYNONYMS.get(error.option_name, "")
             known = {name for param in error.ctx.command.get_params(error.ctx) for name in param.opts}
-            if ours.partition(" ")[0] in known:
-                error = click.UsageError(f"{error.message} Did you mean {ours!r}?", error.ctx)
+            ours = [text for text in _ours(error.option_name, argv) if text.partition(" ")[0] in known]
+            if ours:
+                meant = " or ".join(map(repr, ours))
+                error = click.UsageError(
+                    f"No such option {error.option_name!r}. Did you mean {meant}?", error.ctx
+                )
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -192,6 +228,26 @@ def _run(argv: list[str], obj: object) -> int:
         click.echo("this is a bug in fastlaunch: please report it with the traceback above", err=True)
         return EXIT_BUG
     return result if isinstance(result, int) else 0
+
+
+def _ours(option: str, argv: Sequence[str]) -> list[str]:
+    """Return what to type for an option of another tool in the command line `argv`."""
+    if option not in _GPU_OPTIONS:
+        return [OPTION_SYNONYMS[option]] if option in OPTION_SYNONYMS else []
+    from fastlaunch.catalog.load import load_catalogue
+
+    after = [*argv, ""]
+    values = [
+        after[at + 1] if word == option else word.removeprefix(f"{option}=") for at, word in enumerate(argv)
+    ]
+    word = next(value for value, typed in zip(values, argv, strict=True) if typed.partition("=")[0] == option)
+    gpus = word.lower().removeprefix("gpu:")
+    if gpus.isdecimal():
+        # On AWS the instance type says how many GPUs there are; a number is of processes.
+        is_placed = "--local" in argv or "--instance" in argv
+        return [f"--nproc {gpus}", *([] if is_placed else ["--instance TYPE"])]
+    types = load_catalogue().types_with(gpus)
+    return [f"--gpu {gpus}", *([f"--instance {known.name}" for known in types[:3]] or ["--instance TYPE"])]
 
 
 def _forget_output() -> None:

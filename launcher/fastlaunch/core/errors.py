@@ -51,6 +51,7 @@ class UnknownName(UserError):
     """A name that does not exist, with the nearest existing names and a list of all, unless they are many.
 
     synonyms: from other tools' names to ours, which is then suggested.
+    listed_by: the command that lists the names, to type instead if they are many.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class UnknownName(UserError):
         hint: str | None = None,
         *,
         synonyms: Mapping[str, str] | None = None,
+        listed_by: str | None = None,
     ) -> None:
         # Its import takes a tenth of the time of `--help`.
         from difflib import get_close_matches
@@ -70,8 +72,8 @@ class UnknownName(UserError):
         near = [meant] if meant else get_close_matches(name, names, n=3, cutoff=0.5)
         suggestion = f"did you mean {' or '.join(near)}?" if near else ""
         listing = f"known: {', '.join(map(printable, names))}" if names else f"there is no {kind} yet"
-        if near and len(names) > _MOST_LISTED:
-            listing = ""
+        if len(names) > _MOST_LISTED and (near or listed_by):
+            listing = "" if near else f"`{listed_by}` lists them"
         super().__init__(f"unknown {kind} {name!r}", hint or f"{suggestion} {listing}".strip())
         self.name = name
 

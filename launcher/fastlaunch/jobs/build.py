@@ -11,7 +11,7 @@ from typing import Any
 from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, check_sold
-from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.jobs.data_sources import DataFile, check_data, check_models, check_travels, data_file
 from fastlaunch.jobs.job import Job, Script, Terms, Variant
@@ -389,9 +389,6 @@ def instances_of(options: Options, catalogue: Catalogue) -> tuple[InstanceType, 
     if options.service == "sagemaker":
         names = tuple(name.removeprefix(ML) for name in names)
     _check_each_once("instance type", names)
-    for name in names:
-        if sizes := [known for known in catalogue.instances if known.startswith(f"{name}.")]:
-            raise UnknownName("instance", name, catalogue.instances, f"its sizes are {' and '.join(sizes)}")
     instances = tuple(map(catalogue.instance, names))
     for instance in instances:
         if options.num_nodes == 1 or instance.num_efa_interfaces or options.allow_tcp:
