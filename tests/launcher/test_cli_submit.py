@@ -16,6 +16,7 @@ from fake_train.launcher import CPU, fastlaunch
 from fake_train.processes import is_training, launcher, runs, wait_until
 
 import fastlaunch_train
+from fastlaunch.cli.main import run
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
@@ -217,3 +218,34 @@ def test_the_commit_is_that_of_the_training_code(tmp_path: Path, monkeypatch: py
     (package / "__init__.py").write_text("")
     commit_of.cache_clear()
     assert commit_of(package) == f"{commit}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        ("submit --recipe bf-16", "unknown recipe 'bf-16'", "did you mean bf16 or "),
+        ("sweep --recipe bf-16", "unknown recipe 'bf-16'", "did you mean bf16 or "),
+        ("submit --workload vit-hug", "unknown workload 'vit-hug'", "did you mean vit-huge or "),
+        ("submit --experiment foo", "unknown experiment 'foo'", "known: "),
+        ("submit --purchase spto", "unknown purchase option 'spto'", "did you mean spot?"),
+        (
+            "submit -L ckpt=a,b -- python fit.py --ckpt {ckp}",
+            "no -L fills {ckp} in the command",
+            "did you mean {ckpt}?",
+        ),
+    ],
+)
+def test_a_wrong_name_is_reported_before_a_missing_place(
+    capsys: pytest.CaptureFixture[str], argv: str, message: str, hint: str
+) -> None:
+    command, *words = argv.split()
+    assert run([command, "--dry-run", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}\n  {hint}")
+
+
+def test_a_placeholder_that_resembles_no_list_is_not_taken_for_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lists = ["-L", "amp=bf16,fp32", "-L", "ampere=1,2"]
+    assert run(["submit", "--local", *lists, "--", "python", "fit.py", "--amp", "{amp}", "{out}"]) == 2
+    assert "the command has no {ampere}, in whose place" in capsys.readouterr().err

@@ -109,7 +109,11 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
         print_rows(_assumptions(), output=output)
         return
     if instance is None:
-        raise UserError("no instance type is named", "give --instance, such as p5.48xlarge")
+        what, hint = "no instance type is named", "give --instance, such as p5.48xlarge"
+        if all(options[name] is None for name in ("samples", "epochs", "tokens", "target")):
+            what += ", and the length of the training is missing"
+            hint += ", and one of --samples, --epochs, --tokens and --target"
+        raise UserError(what, hint)
     estimate = api.estimate(workload, instance, context=app_context(), **options)
     if output == "json":
         print_json(estimate.to_json())

@@ -16,7 +16,7 @@ from fastlaunch.core.ownership import FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.jobs.data_sources import DataFile, check_data, check_models, check_travels, data_file
 from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine
-from fastlaunch.jobs.option_rules import check_no_script
+from fastlaunch.jobs.option_rules import check_no_script, check_purchase
 from fastlaunch.jobs.options import ML, Options
 from fastlaunch.jobs.scripts import (
     caveats_of,
@@ -120,6 +120,16 @@ class Jobs:
         )
         jobs = interleaved(_with_common_batch(list(specs), options), options)
         return _in_containers(jobs, options) if options.container else jobs
+
+
+def check_names(options: Options) -> None:
+    """Raise UserError for what exists nowhere, whether the options say where to train or not."""
+    check_purchase(options)
+    if options.command is not None:
+        scripts_of(options)
+    else:
+        check_no_script(options)
+        variants_of(options, GPU_WORKLOAD)
 
 
 def build_jobs(options: Options, *, catalogue: Catalogue | None, machine: Machine | None = None) -> Jobs:

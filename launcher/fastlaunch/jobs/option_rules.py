@@ -113,12 +113,17 @@ def check_no_script(options: Options) -> None:
             )
 
 
+def check_purchase(options: Options) -> None:
+    """Raise UnknownName if AWS sells nothing that way."""
+    if options.purchase not in PURCHASE_OPTIONS:
+        raise UnknownName("purchase option", options.purchase, PURCHASE_OPTIONS)
+
+
 def check_on_aws(options: Options) -> None:
     """Raise UserError if AWS could not be asked for this."""
     if options.service not in BACKENDS:
         raise UnknownName("backend", options.service, BACKENDS)
-    if options.purchase not in PURCHASE_OPTIONS:
-        raise UnknownName("purchase option", options.purchase, PURCHASE_OPTIONS)
+    check_purchase(options)
     if options.num_nodes < 1:
         raise UserError(f"--num-nodes is {options.num_nodes}", "give 1 or more")
     for region in options.regions:

@@ -153,6 +153,7 @@ def _variants(texts: Sequence[str], command: Sequence[str]) -> list[tuple[tuple[
             what = "a value that is empty" if listed else "no values"
             raise UserError(f"-L {name} has {what}", f"give some, as in -L {name}=A,B")
         if not any(f"{{{name}}}" in word for word in command):
+            _check_spelling(name, command, [text.partition("=")[0] for text in texts])
             raise UserError(
                 f"the command has no {{{name}}}, in whose place the values of -L {name} go",
                 f"write it where they go, as in: -- {shlex.join(command)} --{name} {{{name}}}",
@@ -161,6 +162,15 @@ def _variants(texts: Sequence[str], command: Sequence[str]) -> list[tuple[tuple[
     if num_variants > MOST_VARIANTS:
         raise UserError(f"-L makes {num_variants:,} combinations", f"give {MOST_VARIANTS:,} or fewer")
     return [tuple(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+def _check_spelling(name: str, command: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError if the command has a placeholder that nothing fills, spelled much like `name`'s."""
+    from difflib import get_close_matches
+
+    places = [place[1:-1] for word in command for place in _PLACEHOLDER.findall(word)]
+    if near := get_close_matches(name, set(places).difference(names), n=1, cutoff=0.5):
+        raise UserError(f"no -L fills {{{near[0]}}} in the command", f"did you mean {{{name}}}?")
 
 
 def num_ranks_of(nproc: int | str, machine: Machine) -> int:

@@ -17,7 +17,7 @@ from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME, check_home
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import split_names
-from fastlaunch.jobs.build import Jobs, build_jobs
+from fastlaunch.jobs.build import Jobs, build_jobs, check_names
 from fastlaunch.jobs.contents import all_with_contents, script_now
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws, check_places, settings_with
@@ -105,6 +105,7 @@ def backend_name(options: Options, world: World) -> str:
         return "local"
     on_aws = _typed(world, "--instance", "p5.48xlarge")
     if named is None and not options.instances:
+        check_names(options)
         here = f"on this machine, type: {_typed(world, '--local')}"
         raise UserError(
             "the command does not say where to train",
