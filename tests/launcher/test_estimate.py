@@ -1,9 +1,12 @@
 """`fastlaunch estimate`: from which measurements a training is estimated, how long it is, what is refused."""
 
 import datetime
+import io
 import json
 import math
+import re
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -465,6 +468,32 @@ def test_the_answer_comes_first_and_the_json_has_every_part(capsys: pytest.Captu
     lines = printed(capsys, [*argv, "--output", "csv"]).splitlines()
     assert len(lines) == len(data["parts"]) + 2
     assert run(["estimate", "--samples", "3"]) == 2
+    assert "no instance type is named\n  give --instance, such as p5.48xlarge\n" in capsys.readouterr().err
+    assert run(["estimate"]) == 2
+    assert "and one of --samples, --epochs, --tokens and --target" in capsys.readouterr().err
+
+
+def test_a_prediction_says_what_its_range_its_class_and_its_figures_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = printed(capsys, ["--instance", "p5.48xlarge", "--samples", "100M"])
+    assert re.search(r"\$[\d.]+ \(90% range \d+ to \d+\) in [\d.]+ h, predicted \(class A\)", table)
+    words = " ".join(table.split())
+    assert "* class A: predicted from this model and precision on this generation of GPU" in words
+    assert re.search(r"\* published: [\d,]+ images/s by .*; newer runs predict [\d,]+ images/s", words)
+    assert re.search(
+        r"from \d+ results with this recipe on other machines, and \d+ with other recipes", words
+    )
+    assert re.search(r"part +time +\$ +evidence +source", table)
+
+
+@pytest.mark.parametrize("command", ["estimate --instance p5.48xlarge", "recommend --workload vit-huge"])
+def test_the_region_is_reported_after_the_answer(command: str) -> None:
+    both = io.StringIO()
+    with redirect_stdout(both), redirect_stderr(both):
+        assert run([*command.split(), "--samples", "100M"]) == 0
+    out = both.getvalue()
+    assert 0 < out.index("90% range") < out.index("region us-east-1: ")
 
 
 def test_assumptions_are_read_with_their_units() -> None:

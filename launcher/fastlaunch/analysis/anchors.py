@@ -17,8 +17,15 @@ COLUMNS = (
     *("source_repo", "path", "model", "params", "task", "precision", "gpu", "num_gpus", "num_nodes"),
     *("batch_per_gpu", "seq_or_image", "throughput", "unit", "date", "notes"),
 )
-#: Classes of evidence of a prediction, the best first.
-CLASSES = ("A", "B", "B0", "C", "D")
+#: What the classes of evidence of a prediction mean, the best first.
+CLASS_MEANINGS = {
+    "A": "predicted from this model and precision on this generation of GPU",
+    "B": "predicted from this model and this generation, which were not measured together",
+    "B0": "predicted from the model's size alone",
+    "C": "predicted without a measurement on this generation of GPU, or without any in FP8",
+    "D": "predicted for several GPUs without NVLink",
+}
+CLASSES = tuple(CLASS_MEANINGS)
 #: The largest share of the dense peak that matrix products of a training reach: large ones alone come to 0.87
 #: on an A100 and 0.80 on an H100 in bf16, and to 0.71 in FP8.
 MOST_OF_PEAK = 0.75

@@ -118,12 +118,12 @@ class Rate:
     def source(self) -> str:
         """Return `3 of your runs, 2026-11-21`, the publisher, or the basis of a prediction."""
         if self.row is None:
-            others = f", and {self.num_other_rows} of other recipes" if self.num_other_rows else ""
+            others = f", and {self.num_other_rows} with other recipes" if self.num_other_rows else ""
             by = "from published runs of this and other models"
             if self.num_rows:
-                by = f"from {counted(self.num_rows, 'result')} of this recipe elsewhere{others}"
+                by = f"from {counted(self.num_rows, 'result')} with this recipe on other machines{others}"
             elif self.num_other_rows:
-                by = f"from {counted(self.num_other_rows, 'result')} of other recipes, and published runs"
+                by = f"from {counted(self.num_other_rows, 'result')} with other recipes, and published runs"
             return "; ".join(filter(None, (by, self.assumption)))
         if self.row.sources:
             by = self.row.sources[0].partition(",")[0]

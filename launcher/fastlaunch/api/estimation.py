@@ -229,6 +229,7 @@ def estimate(
         global_batch=float(query.global_batch or query.num_gpus),
     )
     cost = cost_of(training, bought, assumptions=assumptions, steps_only=steps_only)
+    sample_unit = unit_of(row) if row else subject.info.sample_unit if subject.info else "samples"
     return Estimate(
         workload=workload,
         recipe=label_of(query.recipe),
@@ -238,13 +239,13 @@ def estimate(
         rate=rate,
         sequence_length=subject.sequence_length,
         samples=count,
-        sample_unit=unit_of(row) if row else subject.info.sample_unit if subject.info else "samples",
+        sample_unit=sample_unit,
         cost=cost,
         price=price,
         paid_usd_per_hour=bought.paid_usd_per_hour,
         assumptions=assumptions,
         notes=(
-            *_notes(rate, price, bought.paid_usd_per_hour),
+            *_notes(rate, price, bought.paid_usd_per_hour, sample_unit),
             *([unknown] if unknown else []),
             *(_spot_notes(cost.spot_job, training, bought, assumptions) if cost.spot_job else ()),
             *market.age_notes([price]),
@@ -294,13 +295,17 @@ def _check_gpu(
             raise problem
 
 
-def _notes(rate: "Rate", price: Price, paid_usd_per_hour: float) -> Iterator[str]:
-    """Yield the published figure beside the rate, doubts about it, and what a machine costs."""
+def _notes(rate: "Rate", price: Price, paid_usd_per_hour: float, sample_unit: str) -> Iterator[str]:
+    """Yield what the rate rests on, the published figure beside it, doubts, and what a machine costs."""
+    from fastlaunch.analysis.anchors import CLASS_MEANINGS
+
+    if rate.prediction_class is not None:
+        yield f"class {rate.prediction_class}: {CLASS_MEANINGS[rate.prediction_class]}"
     if rate.published is not None:
         figure = rate.published
         yield (
-            f"published: {figure.samples_per_s.value:,.4g} a second by {figure.source}; newer runs predict"
-            f" {rate.samples_per_s.value:,.4g}"
+            f"published: {figure.samples_per_s.value:,.4g} {sample_unit}/s by {figure.source}; newer runs"
+            f" predict {rate.samples_per_s.value:,.4g} {sample_unit}/s"
         )
     if rate.row is not None and rate.row.is_barred:
         yield f"its recipe is not ranked by compare: {rate.row.validity.failures[0]}"

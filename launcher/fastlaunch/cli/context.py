@@ -27,6 +27,17 @@ def _ask(question: str) -> bool:
 
 
 @contextmanager
+def answer_first() -> Iterator[World]:
+    """Yield the context; the line on the region follows what is printed inside."""
+    context, late = app_context(), list[str]()
+    try:
+        yield replace(context, report_region=late.append)
+    finally:
+        for line in late:
+            context.report(line)
+
+
+@contextmanager
 def open_reconciled() -> "Iterator[tuple[World, Ledger]]":
     """Yield the context and the open ledger, reconciled with AWS."""
     from fastlaunch.ledger.ledger import open_ledger

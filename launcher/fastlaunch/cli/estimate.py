@@ -7,7 +7,7 @@ import click
 
 from fastlaunch.api import estimation as api
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
-from fastlaunch.cli.context import app_context
+from fastlaunch.cli.context import answer_first
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     USD,
@@ -114,15 +114,16 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
             what += ", and the length of the training is missing"
             hint += ", and one of --samples, --epochs, --tokens and --target"
         raise UserError(what, hint)
-    estimate = api.estimate(workload, instance, context=app_context(), **options)
-    if output == "json":
-        print_json(estimate.to_json())
-    elif output == "csv":
-        print_rows(part_rows(estimate.cost), output="csv")
-    else:
-        click.echo(f"{wrapped(estimate.answer)}\n\n{wrapped(estimate.subject)}\n")
-        print_rows(cells(estimate.cost), output="table")
-        click.echo(f"\n{bulleted([*estimate.notes, *notes(estimate.cost)], output_width())}")
+    with answer_first() as context:
+        estimate = api.estimate(workload, instance, context=context, **options)
+        if output == "json":
+            print_json(estimate.to_json())
+        elif output == "csv":
+            print_rows(part_rows(estimate.cost), output="csv")
+        else:
+            click.echo(f"{wrapped(estimate.answer)}\n\n{wrapped(estimate.subject)}\n")
+            print_rows(cells(estimate.cost), output="table")
+            click.echo(f"\n{bulleted([*estimate.notes, *notes(estimate.cost)], output_width())}")
 
 
 def _assumptions() -> list[dict[str, str]]:

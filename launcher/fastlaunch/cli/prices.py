@@ -11,7 +11,7 @@ import click
 from fastlaunch.api import listing as api
 from fastlaunch.catalog.hardware import OFFERS
 from fastlaunch.catalog.prices import SERVICES, UPDATE_COMMAND, age_note
-from fastlaunch.cli.context import app_context
+from fastlaunch.cli.context import answer_first, app_context
 from fastlaunch.cli.options import (
     DATE,
     NAMES,
@@ -91,19 +91,20 @@ def prices(ctx: click.Context, /, sort: str | None, output: str, **options: Any)
     """
     if ctx.invoked_subcommand is not None:
         return
-    chosen = api.prices(context=app_context(), **options)
-    rows = chosen.to_json()
-    if sort:
-        by_gpu = sort == "gpu"
-        rows.sort(key=lambda row: row["paid_usd_per_hour"] / (row["num_accelerators"] if by_gpu else 1))
-    if output == "json":
-        print_json({"schema": 1, "as_of": chosen.as_of.isoformat(), "prices": rows})
-    elif output == "csv":
-        flags = ("inferred", "secondary")
-        as_words = [{**row, **{name: str(row[name]).lower() for name in flags}} for row in rows]
-        print_rows(as_words, output="csv")
-    else:
-        _print_table(rows, has_quotas=options["quotas"])
+    with answer_first() as context:
+        chosen = api.prices(context=context, **options)
+        rows = chosen.to_json()
+        if sort:
+            by_gpu = sort == "gpu"
+            rows.sort(key=lambda row: row["paid_usd_per_hour"] / (row["num_accelerators"] if by_gpu else 1))
+        if output == "json":
+            print_json({"schema": 1, "as_of": chosen.as_of.isoformat(), "prices": rows})
+        elif output == "csv":
+            flags = ("inferred", "secondary")
+            as_words = [{**row, **{name: str(row[name]).lower() for name in flags}} for row in rows]
+            print_rows(as_words, output="csv")
+        else:
+            _print_table(rows, has_quotas=options["quotas"])
     in_force = {price.key[:4]: price.as_of for price in chosen}
     if options["as_of"] is None and (note := age_note(in_force.values(), chosen.as_of)):
         report_line(as_warning(note))

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from fastlaunch.cli.context import app_context
+from fastlaunch.cli.context import answer_first
 from fastlaunch.cli.options import (
     NAMES,
     POSITIVE_COUNT,
@@ -123,13 +123,14 @@ def recommend(workload: str, output: str, **options: Any) -> int:
     from fastlaunch.api import recommend as api
     from fastlaunch.report.recommendation import as_rows, as_text
 
-    recommendation = api.recommend(workload, context=app_context(), **options)
-    if output == "json":
-        print_json(recommendation.to_json())
-    elif output == "csv":
-        print_rows(as_rows(recommendation), output=output)
-    else:
-        click.echo(as_text(recommendation, width=output_width()))
+    with answer_first() as context:
+        recommendation = api.recommend(workload, context=context, **options)
+        if output == "json":
+            print_json(recommendation.to_json())
+        elif output == "csv":
+            print_rows(as_rows(recommendation), output=output)
+        else:
+            click.echo(as_text(recommendation, width=output_width()))
     for warning in recommendation.warnings:
         click.echo(wrapped(as_warning(warning)), err=True)
     experiment = recommendation.experiment

@@ -161,6 +161,8 @@ class World:
     #: Shows the user a line; asks a question, or None if nobody can be asked.
     report: Callable[[str], None] = report_line
     ask: Callable[[str], bool] | None = None
+    #: Shows the line on the region; by default `report`.
+    report_region: Callable[[str], None] | None = None
     #: Query the machine, git and AWS once, on first use.
     find_machine: Callable[[], Machine] = this_machine
     #: Returns the commit of the training code; None outside a checkout.
@@ -215,7 +217,7 @@ class World:
         line = f"region {region}: {why}"
         if (source or (source == "" and not of_prices)) and line not in self.reported:
             self.reported.add(line)
-            self.report(line)
+            (self.report_region or self.report)(line)
         return region
 
     def check_can_ask(self, *, yes: bool) -> None:

@@ -36,8 +36,8 @@ def sentence(cost: Cost, rate: Rate, *, what: str, purchase: str) -> str:
 
 
 def cost_text(cost: Cost) -> str:
-    """Return `$577 (540 to 615) in 5.9 h`; without a range, `$577 in 5.9 h`."""
-    limits = "" if cost.usd.low is None else f" ({cost.usd.range_text(number) or 'no range'})"
+    """Return `$577 (90% range 540 to 615) in 5.9 h`; without a range, `$577 in 5.9 h`."""
+    limits = "" if cost.usd.low is None else f" (90% range {cost.usd.range_text(number)})"
     return f"${dollars(cost.usd.value)}{limits} in {hours_text(cost.hours.value)}"
 
 
@@ -106,7 +106,7 @@ def cells(cost: Cost) -> list[dict[str, str]]:
             "part": row["part"],
             "time": "" if row["seconds"] is None else duration_text(row["seconds"]),
             "$": dollars(row["usd"]) if row["usd"] else "0",
-            "known": row["evidence"] or "",
+            "evidence": row["evidence"] or "",
             "source": row["source"] or "",
         }
         for row in part_rows(cost)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from fastlaunch.analysis.anchors import CLASS_MEANINGS
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
@@ -33,11 +34,7 @@ _IN_WORDS = {
 }
 _MEANINGS = {
     "same GPU": "measured on this GPU in another machine",
-    "A": "predicted from this model and precision on this generation of GPU",
-    "B": "predicted from this model and this generation, which were not measured together",
-    "B0": "predicted from the model's size alone",
-    "C": "predicted without a measurement on this generation of GPU, or without any in FP8",
-    "D": "predicted for several GPUs without NVLink",
+    **CLASS_MEANINGS,
 }
 _BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block", TRAINING_PLAN: "in a training plan"}
 
