@@ -258,3 +258,23 @@ def test_an_export_to_a_tracker_needs_its_library(
     monkeypatch.setitem(sys.modules, tracker, None)
     _, err = typed(capsys, "export", OWN, "--format", tracker, "--to", str(tmp_path / "out"), code=2)
     assert "[export]" in err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_every_run_has_one_line_with_an_id_that_can_be_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+) -> None:
+    typed(capsys, "import", "--published")
+    recipe = "bf16 optimizer_impl=fused parameter_dtype=bf16-master grad_accumulation=2"
+    for number in "12":
+        write_run(tmp_path / number, recipe=recipe, run_id=f"vit-huge-{'long-' * 20}{number}")
+    typed(capsys, "import", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", str(width))
+    out, _ = typed(capsys, "list")
+    _, *lines = out.split("\n\n")[0].splitlines()
+    rows = [line for line in lines if not line.startswith(("(left out", "room:"))]
+    assert max(map(len, out.splitlines())) <= width
+    with ledger() as it:
+        ids = [made.id for made in it.select()]
+        assert [it.get(line.split()[0]).id for line in rows] == ids
+    assert "optimizer_impl=fused" in out.split("\n\n")[1]
