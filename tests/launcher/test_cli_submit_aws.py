@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cloud_commands import configure, on_terminal
 from fake_train.launcher import app_context
 from fake_train.processes import runs
 from moto_server import MotoServer, backend
+from sent_request import SentRequest
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.validate import request_problems
@@ -139,6 +141,38 @@ def test_a_scripts_files_are_stored_before_its_machine_is_started(
         and "fl.checkpoint_due()" in err
         and "FASTLAUNCH_COMMIT" not in listed["environment"]
     )
+
+
+@pytest.mark.parametrize(("backend", "start"), [("ec2", "RunInstances"), ("sagemaker", "CreateTrainingJob")])
+def test_data_are_stored_before_anything_is_started(
+    region: MotoServer,
+    tmp_path: Path,
+    isolated: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backend: str,
+    start: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.jsonl").write_text('{"text": "abc"}\n' * 9)
+    region.quotas["us-east-1", "ml.g5.xlarge for training job usage"] = 2
+    config = isolated.parent / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["aws"]["us-east-1"]["role"] = region.training_jobs.role()
+    config.write_text(yaml.safe_dump(settings))
+
+    def is_data(sent: SentRequest) -> bool:
+        return str(sent.parameters.get("Key")).endswith("/train.jsonl")
+
+    tune = ("--workload", "hf-lora:llama-tiny", "--data", "./train.jsonl", "--backend", backend, "--yes")
+    refusal = region.refuse("PutObject", "AccessDenied", status=403, where=is_data)
+    assert submit(*tune) == 3
+    assert "AccessDenied" in capsys.readouterr().err
+    assert region.sent(start) == [] and runs() == []
+    region.allow(refusal)
+    assert submit(*tune) == 0
+    sent = [one for one in region.sent() if one.action == start or (is_data(one) and one.status == 200)]
+    assert [one.action for one in sent][-2:] == ["PutObject", start]
 
 
 def test_what_a_script_needs_is_looked_at_before_anything_is_started(
