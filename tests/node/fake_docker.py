@@ -107,7 +107,7 @@ def run(argv: list[str], settings: dict[str, object]) -> int:
     mounts.append(f"cd {shlex.quote(options['-w'][0])}")
     words = [f"{name}={value}" for name, value in environment.items()]
     mounts.append(f"exec env -i {shlex.join([*words, *command])}")
-    alone = [] if options.get("--network") == ["host"] else ["--net"]
+    alone = [] if options.get("--network") == ["host"] or settings["reaches_web"] else ["--net"]
     namespaces = ["unshare", "--mount", *alone, "--pid", "--fork", "--kill-child"]
     child = subprocess.Popen([*namespaces, "bash", "-c", "\n".join(mounts)], start_new_session=True)
     (STATE / options["--name"][0]).write_text(str(child.pid))

@@ -35,6 +35,8 @@ STAND_IN = HERE.parent / "launcher" / "fake_train" / "entrypoint.py"
 SCALED_AGENT = HERE / "scaled_agent.py"
 AWS_CLI = Path(sys.executable).parent / "aws"
 _ENDPOINT = ("10.254.0.1", 8000)
+#: Where a container reaches what stands for the web.
+WEB = ("10.254.0.1", 8080)
 _METADATA = ("169.254.169.254", 80)
 _PROGRAMS = ("unshare", "nsenter", "chroot", "ip", "mount", "flock", "curl")
 _BOOT_S = 21.5
@@ -131,7 +133,7 @@ class SimulatedInstance:
     fabric_manager: whether it comes up, `late` if it has to be restarted. broken_runtime: docker can start no
     container. connected: whether it reaches AWS at first. store_mib: size of its instance store, 0 for none.
     shutdown_ends: whether its services let an orderly shutdown come to an end. switch: what it reaches other
-    instances by. has_aws_cli: whether its image brings one.
+    instances by. has_aws_cli: whether its image brings one. web: a server that its containers reach as WEB.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class SimulatedInstance:
         docker: RealDocker | None = None,
         switch: Switch | None = None,
         has_aws_cli: bool = True,
+        web: tuple[str, int] | None = None,
     ) -> None:
         self._moto = moto
         self.instance_id = instance_id
@@ -170,10 +173,12 @@ class SimulatedInstance:
         self._docker = docker
         self._switch = switch
         self._has_aws_cli = has_aws_cli
+        self._web = web
         self._settings = {
             "container_scale": scale if training == "fake" else 1.0,
             "missing_images": list(missing_images),
             "broken_runtime": broken_runtime,
+            "reaches_web": web is not None,
             "stand_in": str(STAND_IN) if training == "fake" else None,
             "stand_in_path": str(Path(fastlaunch_train.__file__).parents[1]),
             "python": sys.executable,
@@ -202,7 +207,7 @@ class SimulatedInstance:
             )
         self._wait_until(lambda: (sim / "ready").exists() or self._process.poll() is not None, 30)
         assert self._process.poll() is None, (sim / "enter.log").read_text()
-        metadata, wire = listen_inside(self._process.pid, [_METADATA, _ENDPOINT])
+        metadata, wire, web = listen_inside(self._process.pid, [_METADATA, _ENDPOINT, WEB])
         spot = self._instance.lifecycle == "spot"
         address = self._switch.attach(self._process.pid) if self._switch else "10.254.0.1"
         self.metadata = MetadataService(
@@ -218,6 +223,7 @@ class SimulatedInstance:
         )
         assert self._endpoint.hostname is not None and self._endpoint.port is not None
         self._wire = Wire(wire, (self._endpoint.hostname, self._endpoint.port))
+        self._web_wire = Wire(web, self._web or WEB)
         if not self._connected:
             self._wire.cut()
         self._moto.set_instance(self.instance_id, state="running")
@@ -387,6 +393,7 @@ class SimulatedInstance:
             self._process.wait()
             self.metadata.close()
             self._wire.close()
+            self._web_wire.close()
             if state_reason is not None:
                 behaviour = self._instance.instance_initiated_shutdown_behavior or "stop"
                 ends = why == "taken" or behaviour == "terminate"

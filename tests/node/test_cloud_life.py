@@ -27,8 +27,9 @@ from instance_network import Switch
 from moto_server import MotoServer, backend
 from node_scene import BUCKET, IMAGE, REGION, RUNS, Account, Scene, code_bundle
 from published_model import ROWS, loaded_adapters, publish
-from simulated_instance import SimulatedInstance
+from simulated_instance import WEB, SimulatedInstance
 from simulated_training_job import SimulatedTrainingJob
+from tiny_hub import MODEL, TinyHub
 from training_scene import TrainingScene
 from wheel_builder import make_wheel
 
@@ -500,9 +501,11 @@ def write_fine_tuning(folder: Path) -> None:
 FINE_TUNING = (
     *("--requirements", "requirements.txt", "--requirements-from-index"),
     *("--recipe", "bf16", "--batch-size", "2", "--sequence-length", "64", "--data", "train.jsonl"),
+    *("--checkpoint-every", "5", "--max-hours", "20h", "--yes"),
+)
+FROM_S3 = (
     *("--input", f"weights=s3://{BUCKET}/models/tiny"),
-    *("--workload", "hf-lora:/opt/ml/input/data/weights", "--checkpoint-every", "5"),
-    *("--max-hours", "20h", "--yes"),
+    *("--workload", "hf-lora:/opt/ml/input/data/weights"),
 )
 
 
@@ -521,7 +524,9 @@ def test_an_interrupted_fine_tuning_goes_on_and_its_adapters_come_home(
     world.machines.update(training="real")
     world.events = partial(take_first, world, run_id=lambda: runs()[0].id)
     submit = ("submit", "--instance", "g5.xlarge", "--purchase", "spot", "--steps", "200")
-    assert typed(*submit, "--no-account-timer", *FINE_TUNING) == 0, consoles(world) + capsys.readouterr().err
+    assert typed(*submit, "--no-account-timer", *FINE_TUNING, *FROM_S3) == 0, (
+        consoles(world) + capsys.readouterr().err
+    )
     (run,) = runs()
     assert run.summary is not None and run.directory is not None
     records = [read_record(path) for path in sorted(run.directory.glob("rank-*"))]
@@ -532,6 +537,35 @@ def test_an_interrupted_fine_tuning_goes_on_and_its_adapters_come_home(
     saved = world.scene.objects(f"{RUNS}/{run.id}/checkpoints")
     content = torch.load(io.BytesIO(saved[max(saved)]), weights_only=True)
     assert content["model"] and all("lora_" in name for name in content["model"])
+
+
+def test_gated_weights_are_fetched_with_a_secret_token(
+    world: World,
+    isolated: Path,
+    typed: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub = TinyHub(publish(tmp_path / "model"), token="hf_0123456789")
+    write_fine_tuning(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    world.machines.update(training="real", web=hub.address)
+    secrets = world.scene.client("secretsmanager")
+    arn = secrets.create_secret(Name="hub", SecretString="hf_0123456789")["ARN"]
+    gated = ("--workload", f"hf-lora:{MODEL}", "--repeats", "2", "--steps", "20")
+    access = ("--secret", f"HF_TOKEN={arn}", "--env", "HF_ENDPOINT=http://{}:{}".format(*WEB))
+    try:
+        submit = ("submit", "--instance", "g5.xlarge", "--no-account-timer", *FINE_TUNING, *gated, *access)
+        assert typed(*submit) == 0, consoles(world) + capsys.readouterr().err
+    finally:
+        hub.close()
+    first, second = runs()
+    assert first.summary is not None and second.summary is not None
+    assert (first.summary.startup.fetch_s or 0) > 0 and second.summary.startup.fetch_s is None
+    assert hub.served.count("model.safetensors") == 1
+    kept = [path.read_bytes() for path in isolated.rglob("*") if path.is_file()]
+    assert not any(b"hf_0123456789" in data for data in kept)
 
 
 def test_a_script_on_two_nodes_is_one_of_two_ranks(switch: Switch, world: World, script: Path) -> None:
@@ -650,7 +684,9 @@ def test_a_fine_tuning_comes_home_from_a_training_job(training_jobs: TrainingJob
     training_jobs.training = "real"
     images = training_jobs.scene.moto.images
     images[REGION, registry(REGION).account, BASE.repository, BASE.tag] = IMAGE.partition("@")[2]
-    process = training_jobs.submit(*FINE_TUNING, "--steps", "20", command=WITH_AWS_IMAGE, cwd=tmp_path)
+    process = training_jobs.submit(
+        *FINE_TUNING, *FROM_S3, "--steps", "20", command=WITH_AWS_IMAGE, cwd=tmp_path
+    )
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out + training_jobs.job().console
     (run,) = runs()

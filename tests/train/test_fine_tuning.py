@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from entrypoint import arguments, ended, losses, record, trained
+from published_model import ROWS, publish
+from tiny_hub import MODEL, TinyHub
 from torch import nn
 
+from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.data.documents import pack, read_documents
-from fastlaunch_train.data.hub import import_peft
+from fastlaunch_train.data.hub import import_peft, weight_downloads
 from fastlaunch_train.data.tokens import ByteTokens, HubTokens
 from fastlaunch_train.models.conversion import check_conversion, convert_model
 from fastlaunch_train.models.flops import build_on_meta
@@ -342,6 +346,47 @@ def test_what_was_trained_is_loaded_by_its_library(tmp_path: Path) -> None:
     weights = torch.load(tmp_path / "sft/checkpoints/step-00000020.pt", weights_only=True)["model"]
     for name, value in again.build_model().named_parameters():
         torch.testing.assert_close(value.detach(), weights[name])
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TinyHub]:
+    hub = TinyHub(publish(tmp_path / "published"), token="hf_known")
+    yield hub
+    hub.close()
+
+
+def test_weights_are_fetched_once_as_a_phase_by_whoever_has_the_token(tmp_path: Path, hub: TinyHub) -> None:
+    data = write_rows(tmp_path / "train.jsonl", ROWS * 9)
+    known = {"HF_ENDPOINT": hub.url, "FASTLAUNCH_HUB": str(tmp_path / "hub"), "HOME": str(tmp_path)}
+
+    def argv(name: str, model: str = MODEL) -> list[str]:
+        text = ("--data", f"file:{data}", "--sequence-length", "64")
+        return arguments(tmp_path / name, *text, workload=f"hf-lora:{model}", recipe="bf16")
+
+    assert "is gated, and no HF_TOKEN is given" in ended(2, argv("none"), **known)
+    assert "the hub has no model org/none, or it is private" in ended(2, argv("gone", "org/none"), **known)
+    for name in ("first", "second"):
+        assert "HTTP Request" not in ended(0, argv(name), **known, HF_TOKEN="hf_known")
+    phases = [phase for phase in record(tmp_path / "first").phases if phase.name == "fetch"]
+    assert [phase.detail for phase in phases] == ["model.safetensors, 0.00 GiB, 1 of 1"]
+    assert summarize([record(tmp_path / "first")]).startup.fetch_s == phases[0].seconds > 0
+    assert not [phase for phase in record(tmp_path / "second").phases if phase.name == "fetch"]
+    assert hub.served.count("model.safetensors") == 1
+
+
+def test_weights_that_the_disk_has_no_room_for_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    files = [SimpleNamespace(rfilename=name, size=2**60) for name in ("README.md", *shards)]
+    info = SimpleNamespace(sha="c0" * 20, siblings=files)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(
+        WorkloadError, match=r"the weights of org/large have 2147483648.0 GiB, and .* are free"
+    ):
+        list(weight_downloads("org/large", "hf-lora:org/large"))
+    assert list(weight_downloads(str(tmp_path), "hf-lora:x")) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from pathlib import Path
 
 from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.process.launch import read_launch_settings
@@ -20,6 +21,13 @@ def main(argv: list[str]) -> int:
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     level = logging.INFO if is_first else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    # Hugging Face's hub is asked by one of these, a dozen times for a model.
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Runs of one machine share what they fetch from the hub, unless the image brings a cache of its own.
+    shared, usual = os.environ.get("FASTLAUNCH_HUB"), Path("~/.cache/huggingface").expanduser()
+    if shared and not usual.exists():
+        os.environ.setdefault("HF_HOME", shared)
     try:
         options = parse_options(argv)
         launch = read_launch_settings(os.environ)

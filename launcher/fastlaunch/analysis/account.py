@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastlaunch.analysis.compare import Row, time_on_type_s
 from fastlaunch.analysis.pooling import first_runs
 from fastlaunch.analysis.statistics import mean_of
-from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.measure.summary import Interval, RunSummary, Startup
 from fastlaunch_train.records.records import Eval
 
 #: The parts of a job before its steps, in order of time.
@@ -81,7 +81,7 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
         step_time_s=step_time_s,
         once_s={
             "boot": mean_of([run.startup.boot_s for run in recorded]),
-            "pull": mean_of([run.startup.pull_s for run in recorded]),
+            "pull": mean_of([_pull_s(run.startup) for run in recorded]),
             "build": mean_of([run.startup.build_s for run in recorded]),
             # A run without a compile phase did not compile before its steps.
             "compile": mean_of([run.startup.compile_s or 0.0 for run in first_runs(recorded)]),
@@ -92,6 +92,11 @@ def _account(step_time_s: Interval, runs: Sequence[RunSummary]) -> Account:
             "checkpoints": _mean_repeated([_checkpoints(run) for run in recorded]),
         },
     )
+
+
+def _pull_s(startup: Startup) -> float | None:
+    """Return the seconds of fetching all that a run needs, weights from the hub included."""
+    return None if startup.pull_s is None else startup.pull_s + (startup.fetch_s or 0.0)
 
 
 def _warmup_excess_s(run: RunSummary) -> float | None:

@@ -365,7 +365,12 @@ def duration_s(summary: RunSummary) -> float | None:
     if timing.step_time_s is None:
         return None
     num_timed = max(0, summary.num_steps - (timing.num_warmup_steps or 0))
-    before_s = (startup.build_s or 0.0) + (startup.compile_s or 0.0) + (timing.warmup_s or 0.0)
+    before_s = (
+        (startup.fetch_s or 0.0)
+        + (startup.build_s or 0.0)
+        + (startup.compile_s or 0.0)
+        + (timing.warmup_s or 0.0)
+    )
     return before_s + num_timed * timing.step_time_s.value
 
 

@@ -42,6 +42,7 @@ from fastlaunch.measure.summary import (
 )
 from fastlaunch_train.records.records import (
     BATCH_SIZE_PHASE,
+    FETCH_PHASE,
     FROM_CACHE,
     SCRIPT_PHASE,
     STEP_PARTS,
@@ -165,6 +166,7 @@ def summarize(records: Sequence[RankRecord]) -> RunSummary:
         num_steps=np.unique(np.concatenate([record.steps.column("step") for record in records])).size,
         timing=_with_devices(timing or Timing(), attempted),
         startup=Startup(
+            fetch_s=_phase_s(timed, FETCH_PHASE),
             build_s=_phase_s(timed, "build"),
             compile_s=_phase_s(timed, "compile"),
             # In a first run on a machine, some ranks may find what another rank has just compiled.

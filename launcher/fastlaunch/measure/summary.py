@@ -141,6 +141,7 @@ class Startup:
     install_s: float | None = None  # of that, installing what the run requires
     inputs_s: float | None = None  # of that, fetching its inputs; None where SageMaker did
     input_bytes: int | None = None
+    fetch_s: float | None = None  # fetching a model's weights from the hub, after that
     build_s: float | None = None  # building model and data
     compile_s: float | None = None
     compile_cached: bool = False  # every rank found work of an earlier run on the disk

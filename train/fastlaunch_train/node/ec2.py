@@ -372,6 +372,7 @@ class Ec2(Machine):
     def start(self, number: int, run: NodeRun) -> Training | None:
         for folder in ("out", "log"):
             (WORK / folder / run.run_id).mkdir(parents=True, exist_ok=True)
+        (WORK / "hub").mkdir(exist_ok=True)
         # The launcher may have settled the run meanwhile. If S3 does not answer, it has not.
         skip = skip_name(run.run_id)
         skipped = self._work_cli.names(f"{self.program.output}/{skip}") if self._rank == 0 else None
@@ -428,7 +429,10 @@ class Ec2(Machine):
         options += ["-v", f"{WORK}/out/{run.run_id}:/out"]
         for name in program.inputs:
             options += ["-v", f"{WORK}/inputs/{name}:{INPUTS}/{name}:ro"]
+        # What one run fetched from Hugging Face's hub, those after it need not.
+        options += ["-v", f"{WORK}/hub:/fastlaunch-hub"]
         environment = {
+            "FASTLAUNCH_HUB": "/fastlaunch-hub",
             "FASTLAUNCH_RUN_ID": run.run_id,
             "FASTLAUNCH_TOKEN": program.token,
             **program.environment,

@@ -257,6 +257,8 @@ class SageMaker(Machine):
             [*command, *run.arguments],
             log=log / LOG,
             environment={
+                # On the job's volume.
+                "FASTLAUNCH_HUB": str(self._work / "hub"),
                 **os.environ,
                 **self.program.environment,
                 **run.environment,

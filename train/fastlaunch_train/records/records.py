@@ -38,6 +38,8 @@ FROM_CACHE = "from the compiler's cache"
 SCRIPT_PHASE = "script"
 #: The phase in which a batch size was found; for a script, its detail is the new size as a number.
 BATCH_SIZE_PHASE = "batch-size"
+#: The phase in which a file of a model's weights is fetched from the hub.
+FETCH_PHASE = "fetch"
 #: The phase whose detail counts further processes of the same command, which have no other record.
 UNRECORDED_PHASE = "unrecorded"
 #: Key in the header's section `script`: true for a rank that never called us, whose starter wrote its record.

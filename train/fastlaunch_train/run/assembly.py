@@ -15,6 +15,7 @@ from fastlaunch_train.checks.equivalence import compute_reference, run_checks
 from fastlaunch_train.checks.runs_here import check_runs_here
 from fastlaunch_train.data.batches import split_batch, take
 from fastlaunch_train.data.cpu_torchvision import prepare_torchvision
+from fastlaunch_train.data.hub import weight_downloads
 from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.all_reduce import all_reduce_between_nodes
 from fastlaunch_train.distributed.parallel import Process, broadcast_object
@@ -43,7 +44,13 @@ from fastlaunch_train.process.interrupts import Interrupts
 from fastlaunch_train.process.machine import default_num_workers
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, refuse
 from fastlaunch_train.recipes.rules import batch_multiple, batch_problem, width_problem
-from fastlaunch_train.records.records import BATCH_SIZE_PHASE, BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
+from fastlaunch_train.records.records import (
+    BATCH_SIZE_PHASE,
+    BUILD_CHECKS,
+    BUILD_MODEL,
+    BUILD_STEPS,
+    FETCH_PHASE,
+)
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
 from fastlaunch_train.steppers.optimizers import check_optimizer
@@ -86,6 +93,8 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         options.arguments,
     )
     session.flops_per_sample = workload.flops_per_sample
+    for fetch in weight_downloads(workload.weights, workload.name) if workload.weights else ():
+        phase(FETCH_PHASE, fetch)
     if trainer is not None:
         check_trainer(workload, recipe, process.device)
     check_forward_only(workload, recipe)

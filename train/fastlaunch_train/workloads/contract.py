@@ -147,6 +147,8 @@ class Workload:
     use_kernels: Callable[[nn.Module, str], None] | None = None
     #: Writes a model, given its whole state dict, into a folder, as the model's library reads it.
     save: Callable[[nn.Module, Mapping[str, Any], Path], None] | None = None
+    #: The model whose weights `build_model` loads: a folder, or a name on the Hugging Face hub.
+    weights: str | None = None
     #: Identifies a published model, as `language_models.model_identity` does; None: its name is enough.
     model_identity: Callable[[], Mapping[str, str | None]] | None = None
 

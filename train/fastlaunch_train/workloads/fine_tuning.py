@@ -246,6 +246,7 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
         flops_per_sample=language_flops_per_sample(
             lambda: _LogitsAlone(_tuned_model(name, config, None, lora).float()), length
         ),
+        weights=weights,
         model_identity=partial(model_identity, config, weights),
     )
 

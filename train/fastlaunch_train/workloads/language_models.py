@@ -242,6 +242,7 @@ def text_workload(
         held_out=source.held_out,
         samples_per_epoch=source.samples_per_epoch,
         data_identity=source.identity,
+        weights=options.model,
         model_identity=partial(model_identity, config, options.model) if is_published else None,
         blocks=blocks_of if transformer_blocks(build_on_meta(build_random)) is not None else None,
         flops_per_sample=language_flops_per_sample(build_random, length),
