@@ -115,6 +115,7 @@ def test_container_gets_what_the_program_says(scene: Scene) -> None:
     assert {run[at + 1] for at, word in enumerate(run[:after]) if word == "-e"} == {
         f"FASTLAUNCH_RUN_ID={FIRST}",
         f"FASTLAUNCH_TOKEN={program.token}",
+        "FASTLAUNCH_HUB=/fastlaunch-hub",
         *(f"{name}={value}" for name, value in program.environment.items()),
         "TOKENIZERS_PARALLELISM=it's off",
     }

@@ -17,7 +17,7 @@ from torch import nn
 
 from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.data.documents import pack, read_documents
-from fastlaunch_train.data.hub import import_peft, weight_downloads
+from fastlaunch_train.data.hub import import_peft, import_transformers, weight_downloads
 from fastlaunch_train.data.tokens import ByteTokens, HubTokens
 from fastlaunch_train.models.conversion import check_conversion, convert_model
 from fastlaunch_train.models.flops import build_on_meta
@@ -74,6 +74,46 @@ def test_frozen_weights_count_four_operations_a_token_and_trained_ones_six() -> 
         counted = workload.flops_per_sample
         assert counted is not None
         assert abs(counted / length - whole) < 0.06 * whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "num_counted"),
+    [("hf-lora", 6, 5), ("hf-sft", 6, 5), ("hf-lora", 3, 3), ("hf-clm", 6, 5)],
+)
+def test_blocks_that_are_equal_are_counted_once(
+    tmp_path: Path,
+    kind: str,
+    layers: int,
+    num_counted: int,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    transformers = import_transformers(LORA)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 128}
+    transformers.LlamaConfig(num_hidden_layers=layers, **sizes).save_pretrained(tmp_path)
+    names: list[str] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, inputs: names.append(type(module).__name__)
+    )
+    request.addfinalizer(hook.remove)
+
+    def count() -> tuple[int | None, int]:
+        names.clear()
+        workload = load_workload(f"{kind}:{tmp_path}", ModelOptions(sequence_length=32))
+        return workload.flops_per_sample, names.count("LlamaDecoderLayer")
+
+    flops, num_blocks = count()
+    assert num_blocks == num_counted
+    monkeypatch.setattr("fastlaunch_train.models.flops._structure", id)
+    assert count() == (flops, layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hf-lora:llama-2-7b", "hf-lora:qwen3-8b", "hf-sft:llama-3.2-3b"])
+def test_large_models_count_as_if_each_block_were_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = load_workload(name).flops_per_sample
+    monkeypatch.setattr("fastlaunch_train.models.flops._structure", id)
+    assert load_workload(name).flops_per_sample == counted is not None
 
 
 def test_only_adapters_are_trained_and_they_are_fp32() -> None:

@@ -11,6 +11,9 @@ from torch import nn
 
 from fastlaunch_train.models.model_state import preserve_state
 
+#: Finds a model's transformer blocks, if it has some.
+FindBlocks = Callable[[nn.Module], nn.ModuleList | None]
+
 
 def training_flops_per_sample(build_model: Callable[[], nn.Module], sample_shape: tuple[int, ...]) -> int:
     """Count the operations of one sample's matrix products, forward and backward; a multiply-add is two.
@@ -23,17 +26,19 @@ def training_flops_per_sample(build_model: Callable[[], nn.Module], sample_shape
     return _count(build_model, torch.empty(2, *sample_shape, device="meta"))
 
 
-def language_flops_per_sample(build_model: Callable[[], nn.Module], length: int) -> int | None:
+def language_flops_per_sample(
+    build_model: Callable[[], nn.Module], length: int, blocks: FindBlocks = lambda model: None
+) -> int | None:
     """Count the same for one sequence of `length` tokens, padding included.
 
-    Products that a causal mask makes superfluous count, as usual. Return None if the model cannot run without
-    data.
+    Products that a causal mask makes superfluous count, as usual. blocks: finds the transformer blocks; equal
+    ones are counted once. Return None if the model cannot run without data.
     """
     tokens = torch.zeros(2, length, dtype=torch.int64, device="meta")
     # Without a mask some models look at their positions' values; with one, some look at its values.
     for inputs in ((tokens,), (tokens, torch.ones_like(tokens))):
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            return _count(build_model, *inputs)
+            return _count(build_model, *inputs, blocks=blocks)
     return None
 
 
@@ -65,11 +70,36 @@ def _counted_attention(device: torch.device) -> AbstractContextManager[Any]:
     return context
 
 
-def _count(build_model: Callable[[], nn.Module], *inputs: torch.Tensor) -> int:
+def _count(
+    build_model: Callable[[], nn.Module], *inputs: torch.Tensor, blocks: FindBlocks = lambda model: None
+) -> int:
     model = build_on_meta(build_model).train()
-    # Tensors that the model creates, such as a mask, have to be on the meta device, too.
-    with torch.device("meta"):
-        return _counted(lambda: model(*inputs).sum()) // 2
+
+    def count() -> int:
+        # Tensors that the model creates, such as a mask, have to be on the meta device, too.
+        with torch.device("meta"):
+            return _counted(lambda: model(*inputs).sum())
+
+    layers = blocks(model)
+    # The first block may need fewer products: nothing below it is trained if it has frozen weights.
+    if layers is None or len(layers) <= 3 or len(set(map(_structure, layers[1:]))) > 1:
+        return count() // 2
+    rest = list(layers[3:])
+    try:
+        del layers[3:]
+        with_three = count()
+        del layers[2:]
+        return (with_three + len(rest) * (with_three - count())) // 2
+    except (LookupError, AttributeError):
+        # A model that knows its blocks by number: they all have to be there.
+        return _count(build_model, *inputs)
+
+
+def _structure(block: nn.Module) -> tuple[object, ...]:
+    """Return what a block's operations depend on: its modules, and which parameters it trains."""
+    modules = ((name, type(module)) for name, module in block.named_modules())
+    parameters = ((name, value.shape, value.requires_grad) for name, value in block.named_parameters())
+    return *modules, *parameters
 
 
 def _counted(loss: Callable[[], torch.Tensor]) -> int:

@@ -35,6 +35,7 @@ from fastlaunch_train.workloads.language_models import (
     model_identity,
     published_config,
     sequence_length,
+    transformer_blocks,
     vocabulary,
 )
 from fastlaunch_train.workloads.registry import Scalar, WorkloadError, workload_info
@@ -244,7 +245,7 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
         _workload(name, options, config, weights, lora, length),
         sample=sample,
         flops_per_sample=language_flops_per_sample(
-            lambda: _LogitsAlone(_tuned_model(name, config, None, lora).float()), length
+            lambda: _LogitsAlone(_tuned_model(name, config, None, lora).float()), length, transformer_blocks
         ),
         weights=weights,
         model_identity=partial(model_identity, config, weights),

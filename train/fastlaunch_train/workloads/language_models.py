@@ -245,7 +245,7 @@ def text_workload(
         weights=options.model,
         model_identity=partial(model_identity, config, options.model) if is_published else None,
         blocks=blocks_of if transformer_blocks(build_on_meta(build_random)) is not None else None,
-        flops_per_sample=language_flops_per_sample(build_random, length),
+        flops_per_sample=language_flops_per_sample(build_random, length, transformer_blocks),
         tokens_per_sample=length,
         sequence_length=length,
         **workload_fields,
