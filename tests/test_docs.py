@@ -142,6 +142,8 @@ def test_a_pages_offline_commands_and_dry_runs_succeed(
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     Path("requirements.txt").write_text("pandas\n")
+    Path("tune.txt").write_text("transformers\npeft\n")
+    Path("train.jsonl").write_text('{"text": "abc"}\n' * 99)
     text = page.read_text(encoding="utf-8")
     for name, rest in re.findall(r"^```yaml\n# ([\w-]+\.yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         Path(name).write_text(rest)
