@@ -40,7 +40,7 @@ def test_no_table_is_wider_than_the_terminal(width: int) -> None:
     parts = [as_table(comparison, width=width), finish_table(comparison, 10_000, CATALOGUE, width=width)]
     text = "\n".join([*parts, target_table(comparison, "loss=3", CATALOGUE, width=width)])
     assert max(map(len, text.splitlines())) <= width
-    for heading in ("% peak", "verdict", "convergence", "evidence", "mean s"):
+    for heading in ("% peak", "verdict", "convergence", "measured", "mean s"):
         assert heading in text
 
 
@@ -70,3 +70,23 @@ def test_each_row_has_a_name_of_its_own(setups: Any, offers: Any, names: list[st
         )
     ).rows
     assert [name_of(row, rows) for row in rows] == names
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_recipes_have_letters_in_what_a_job_costs_and_a_target_takes(width: int) -> None:
+    names = ("bf16", "bf16 optimizer_impl=fused parameter_dtype=bf16-master")
+    candidates = [
+        changed(evaluated(name, seed, 2.0 + 0.1 * seed), step_time_s=Interval(value=time_s))
+        for name, time_s in zip(names, (0.1, 0.08), strict=True)
+        for seed in (0, 1, 2)
+    ]
+    comparison = compared(*candidates, usd_per_hour=7.5)
+    for text in (
+        finish_table(comparison, 10_000, CATALOGUE, width=width),
+        target_table(comparison, "loss=3", CATALOGUE, width=width),
+    ):
+        sentence, _, rows, legend, *_ = text.split("\n\n")
+        assert "bf16 (two options)" in " ".join(sentence.split()) and legend == (
+            "o: optimizer_impl=fused, p: parameter_dtype=bf16-master"
+        )
+        assert [line.split("  ")[0] for line in rows.splitlines()[2:]] == ["bf16 +o+p", "bf16"]

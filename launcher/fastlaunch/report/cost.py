@@ -17,7 +17,19 @@ from fastlaunch.core.tables import WIDTH, Column, table
 from fastlaunch.core.units import duration_text, first_names
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
-from fastlaunch.report.text import UNKNOWN, about, bulleted, dollars, limits, name_of, number, with_range
+from fastlaunch.report.text import (
+    NO_LETTERS,
+    UNKNOWN,
+    Labels,
+    about,
+    bulleted,
+    dollars,
+    letters_of,
+    limits,
+    name_of,
+    number,
+    with_range,
+)
 
 _BOUGHT = {
     "on-demand": "",
@@ -189,12 +201,14 @@ def _finishes(
 
 def _section(workload: str, finishes: list[Finish], width: int) -> str:
     rows = [finish.row for finish in finishes]
+    letters = letters_of(rows)
+    is_one_evidence = len({_evidence(finish) for finish in finishes if finish.cost}) == 1
     is_alike = len({finish.steps for finish in finishes}) == 1
     is_priced = any(row.price for row in rows)
     longest = max((finish.cost.hours.value for finish in finishes if finish.cost), default=1.0)
     unit, per_hour = _time_unit(longest)
     columns: list[Column[Finish]] = [
-        Column("row", lambda finish: name_of(finish.row, rows)),
+        Column("row", lambda finish: name_of(finish.row, rows, letters=letters)),
         Column("steps", lambda finish: None if is_alike else about(finish.steps), align="right"),
         Column(
             unit,
@@ -206,18 +220,22 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
             lambda finish: finish.row.price and finish.cost and _usd_text(finish.cost),
             align="right",
         ),
-        Column("evidence", _evidence),
+        # If it is the same in all rows, the sentence has it.
+        Column("evidence", lambda finish: None if is_one_evidence else _evidence(finish)),
     ]
     assumed_s = {name: s for finish in finishes if finish.cost for name, s in finish.cost.assumed_s.items()}
     has_range = any(_hours(finish.cost).low is not None for finish in finishes if finish.cost)
     notes = [*([_HOW_SURE] if has_range else []), *assumed_note(assumed_s)]
-    heading = textwrap.fill(f"{workload}: time{' and cost' if is_priced else ''} for {_job(finishes)}", width)
+    heading = textwrap.fill(
+        f"{workload}: time{' and cost' if is_priced else ''} for {_job(finishes, letters)}", width
+    )
     ordered = _ordered(finishes)
     num_ranked = sum(map(_is_ranked, ordered))
     titles = {num_ranked: "not ranked with these:"} if 0 < num_ranked < len(ordered) else None
     text = table(ordered, columns, width, rule=True, missing=UNKNOWN, titles=titles)
-    sentence = textwrap.fill(f"{_sentence(finishes)}.", width, break_on_hyphens=False)
-    return "\n\n".join([sentence, heading, text, bulleted(notes, width)])
+    sentence = textwrap.fill(f"{_sentence(finishes, letters.in_words)}.", width, break_on_hyphens=False)
+    parts = [sentence, heading, text, letters.legend(width), bulleted(notes, width)]
+    return "\n\n".join(filter(None, parts))
 
 
 def _hours(cost: Cost) -> Interval:
@@ -240,13 +258,13 @@ def _evidence(finish: Finish) -> str | None:
     return evidence_text(finish.rate.evidence, finish.cost.assumed_s)
 
 
-def _job(finishes: Sequence[Finish]) -> str:
+def _job(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
     """Return `10,000 steps`; where steps differ, `as many images as 10,000 bf16 steps`."""
     rows = [finish.row for finish in finishes]
     base = max(finishes, key=lambda finish: finish.row.is_baseline)
     if len({finish.steps for finish in finishes}) == 1 or base.row.group.measure == BARE_STEP:
         return f"{base.steps:,.10g} steps"
-    name = name_of(base.row, rows)
+    name = name_of(base.row, rows, letters=letters)
     of_base = f"steps of {name}" if " " in name else f"{name} steps"
     return f"as many {base.row.setup.sample_unit} as {base.steps:,.10g} {of_base}"
 
@@ -278,13 +296,13 @@ def _ordered(finishes: Sequence[Finish]) -> list[Finish]:
     return sorted(finishes, key=key)
 
 
-def _sentence(finishes: Sequence[Finish]) -> str:
+def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
     """Return which ranked row, trained like the baseline, ends the job for least, or first without prices.
 
     It names the rows whose ranges overlap with the best row's, or else the runner-up.
     """
     ranked = [finish for finish in _ordered(finishes) if _is_ranked(finish)]
-    job = _job(finishes)
+    job = _job(finishes, letters)
     if not ranked:
         return f"no row for {job} is both ranked and timed"
     rows, in_dollars = [finish.row for finish in finishes], _in_dollars(finishes)
@@ -305,9 +323,11 @@ def _sentence(finishes: Sequence[Finish]) -> str:
         amount = _amount(finish, in_dollars=in_dollars)
         if (amount.low or amount.value) <= (least.high or least.value):
             near.append(finish)
-    name = name_of(best.row, rows)
+    name = name_of(best.row, rows, letters=letters)
     if near:
-        rivals = first_names([f"{name_of(finish.row, rows)} ({took(finish)})" for finish in near], 2)
+        rivals = first_names(
+            [f"{name_of(finish.row, rows, letters=letters)} ({took(finish)})" for finish in near], 2
+        )
         return (
             f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}:"
             " their 90% ranges overlap"
@@ -316,7 +336,7 @@ def _sentence(finishes: Sequence[Finish]) -> str:
         return f"{job} {how} {name}: {took(best)}, {_evidence(best)}"
     second = _amount(others[0], in_dollars=in_dollars)
     percent = 100 * (1 - least.value / second.value)
-    other = name_of(others[0].row, rows, beside=best.row)
+    other = name_of(others[0].row, rows, beside=best.row, letters=letters)
     unsure = ", without a range" if least.high is None or second.low is None else ""
     than = other if other.startswith("on ") else f"with {other}"
     return f"{job} {how} {name}: {took(best)}, {percent:.1f}% less than {than}, {_evidence(best)}{unsure}"

@@ -24,11 +24,14 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import assumed_note, beside_assumed, evidence_text, volume_prices
 from fastlaunch.report.data import fields_to_json, place_to_json, quantity_to_json
 from fastlaunch.report.text import (
+    NO_LETTERS,
     UNKNOWN,
+    Labels,
     about,
     between,
     bulleted,
     dollars,
+    letters_of,
     name_of,
     number,
     span,
@@ -86,18 +89,19 @@ def _distance(result: RowToTarget, target: Target) -> tuple[float, float]:
 
 def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
     rows = [result.row for result in results]
-    sentence = textwrap.fill(f"{_sentence(results, target)}.", width, break_on_hyphens=False)
-    return "\n\n".join(
-        [
-            sentence,
-            f"{rows[0].setup.workload}: to {target.text} on held-out data",
-            table(_ordered(results, target), _columns(results), width, rule=True, missing=UNKNOWN),
-            bulleted(list(notes(results, target)), width),
-        ]
-    ).rstrip()
+    letters = letters_of(rows)
+    sentence = _sentence(results, target, letters.in_words)
+    parts = [
+        textwrap.fill(f"{sentence}.", width, break_on_hyphens=False),
+        f"{rows[0].setup.workload}: to {target.text} on held-out data",
+        table(_ordered(results, target), _columns(results, letters), width, rule=True, missing=UNKNOWN),
+        letters.legend(width),
+        bulleted(list(notes(results, target, letters)), width),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
-def _columns(results: Sequence[RowToTarget]) -> list[Column[RowToTarget]]:
+def _columns(results: Sequence[RowToTarget], letters: Labels) -> list[Column[RowToTarget]]:
     rows = [result.row for result in results]
 
     def right(name: str, value: Callable[[RowToTarget], str | None], importance: int = KEPT) -> Any:
@@ -112,7 +116,7 @@ def _columns(results: Sequence[RowToTarget]) -> list[Column[RowToTarget]]:
     is_one_batch = len({row.setup.global_batch for row in rows}) == 1
     is_one_evidence = len({_evidence(result) for result in results if result.time_s}) == 1
     return [
-        Column("row", lambda result: name_of(result.row, rows)),
+        Column("row", lambda result: name_of(result.row, rows, letters=letters)),
         right("batch", lambda result: None if is_one_batch else str(result.row.setup.global_batch)),
         right("reached", lambda result: f"{result.num_reached} of {result.num_seeds}"),
         right("best", lambda result: span(best(result), "{:.4g}".format), 20),
@@ -139,12 +143,12 @@ def _beside_assumed(quantity: Interval | None, result: RowToTarget) -> Interval 
     return beside_assumed(quantity, share * quantity.value)
 
 
-def _sentence(results: Sequence[RowToTarget], target: Target) -> str:
+def _sentence(results: Sequence[RowToTarget], target: Target, letters: Labels = NO_LETTERS) -> str:
     """Return which row reaches the target first, or for least, and how surely; or which came closest."""
     rows = [result.row for result in results]
     ranked = [result for result in results if result.is_ranked]
     if not ranked:
-        return _closest(results, target)
+        return _closest(results, target, letters)
     if are_on_other_data(ranked, target):
         return "the rows were evaluated on different data or tokens, so they are not compared"
     behind = margins(ranked, target)
@@ -157,14 +161,16 @@ def _sentence(results: Sequence[RowToTarget], target: Target) -> str:
         text = f"${dollars(result.usd.value)} in" if in_dollars and result.usd else "after"
         return f"{text} {seconds}"
 
-    name = name_of(best.row, rows)
+    name = name_of(best.row, rows, letters=letters)
     how = "costs least with" if in_dollars else "is reached first with"
     if not behind:
         return (
             f"{target.text} {how} {name}: {took(best)}, the mean of {best.num_seeds} seeds, {_evidence(best)}"
         )
     second = behind[0]
-    other = f"{name_of(second.other.row, rows)} {_margin_text(second, in_dollars=in_dollars)}"
+    other = (
+        f"{name_of(second.other.row, rows, letters=letters)} {_margin_text(second, in_dollars=in_dollars)}"
+    )
     if not second.is_settled:
         return (
             f"it is not settled whether {target.text} {how} {name} ({took(best)}, {_evidence(best)}): {other}"
@@ -177,11 +183,11 @@ def _margin_text(margin: Margin, *, in_dollars: bool) -> str:
     return f"{'costs' if in_dollars else 'takes'} {more}{between(margin.ratio)}"
 
 
-def _closest(results: Sequence[RowToTarget], target: Target) -> str:
+def _closest(results: Sequence[RowToTarget], target: Target, letters: Labels = NO_LETTERS) -> str:
     """Return that no row reached the target with enough seeds, and which came closest."""
     rows = [result.row for result in results]
     closest = min(results, key=lambda result: _distance(result, target))
-    name, seeds = name_of(closest.row, rows), f"{closest.num_reached} of {closest.num_seeds}"
+    name, seeds = name_of(closest.row, rows, letters=letters), f"{closest.num_reached} of {closest.num_seeds}"
     noun = "rounds" if closest.row.setup.is_script else "seeds"
     if closest.num_reached == closest.num_seeds:
         why = (
@@ -198,16 +204,17 @@ def _closest(results: Sequence[RowToTarget], target: Target) -> str:
     return f"no row reached {target.text} with {all_seeds}; closest: {name}, {how}"
 
 
-def notes(results: Sequence[RowToTarget], target: Target) -> Iterator[str]:
+def notes(results: Sequence[RowToTarget], target: Target, letters: Labels = NO_LETTERS) -> Iterator[str]:
     """Yield the margins after the first, why rows have no mean, and what the times assume and leave out."""
     rows = [result.row for result in results]
     ranked = [result for result in results if result.is_ranked]
     in_dollars = all(result.usd_per_s for result in ranked)
     for margin in margins(results, target)[1:]:
         open_end = "" if margin.is_settled else ": not settled"
-        yield f"{name_of(margin.other.row, rows)} {_margin_text(margin, in_dollars=in_dollars)}{open_end}"
+        name = name_of(margin.other.row, rows, letters=letters)
+        yield f"{name} {_margin_text(margin, in_dollars=in_dollars)}{open_end}"
     for result in results:
-        name = name_of(result.row, rows)
+        name = name_of(result.row, rows, letters=letters)
         # The runs that stopped before both their last step and the target.
         ends = dict.fromkeys(run.status for run in result.runs if run.step is None)
         if others := [status for status in ends if status != "completed"]:
