@@ -278,3 +278,9 @@ def test_every_run_has_one_line_with_an_id_that_can_be_typed(
         ids = [made.id for made in it.select()]
         assert [it.get(line.split()[0]).id for line in rows] == ids
     assert "optimizer_impl=fused" in out.split("\n\n")[1]
+    capsys.readouterr()
+    assert run(["status"]) == 0
+    _, *lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert len([line for line in lines if " completed " in line]) == len(lines) - lines[-1].startswith(
+        "(left out"
+    )

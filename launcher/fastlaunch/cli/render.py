@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -15,7 +16,7 @@ from fastlaunch.cli.options import next_command, print_coloured
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import LOG, telling_lines
 from fastlaunch.core.plan import RunState
-from fastlaunch.core.tables import SPARE, keyed, table
+from fastlaunch.core.tables import GAP, KEPT, SPARE, Column, keyed, table
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import counted, in_ms, rounded
 from fastlaunch.jobs.job import Job, names_apart
@@ -44,6 +45,8 @@ STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
     RunState.FAILED: {"fg": "red"},
     RunState.LOST: {"fg": "red"},
 }
+#: The end of a recipe that is cut, the least that is left of it, and the room for notes beside it.
+_CUT, _LEAST_RECIPE, _NOTE_WIDTH = "...", 16, 24
 #: Indentation before a text, or the name of a value.
 _NAME = re.compile(r"^ *(?:\S+ {2,})?")
 
@@ -134,10 +137,65 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
     }
 
 
+def runs_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column[Mapping[str, Any]]], width: int | None
+) -> str:
+    """Return a table of runs, each on one line of `width` but for its note, and the legend of their recipes.
+
+    rows: with `run` and `recipe`. Where lines are short, ids are shortened to their ends, then recipes.
+    """
+    from fastlaunch.report.text import Letters
+    from fastlaunch_train.recipes.recipes import recipe_of
+
+    recipes = [recipe_of(row["recipe"]) or row["recipe"] for row in rows]
+    letters = Letters(recipes)
+    short = [{**row, "recipe": letters(recipe)} for row, recipe in zip(rows, recipes, strict=True)]
+    if width:
+        _shorten(short, columns, width)
+    legend = letters.legend(width)
+    return "\n\n".join([table(short, columns, width), *([legend] if legend else [])])
+
+
+def _shorten(
+    rows: Sequence[dict[str, Any]], columns: Sequence[Column[Mapping[str, Any]]], width: int
+) -> None:
+    """Shorten ids, then recipes, until the columns that are never dropped fit into a line of `width`."""
+    kept = [column for column in columns if column.importance == KEPT and any(map(column.text, rows))]
+
+    def excess() -> int:
+        # A note, which has no heading, wraps.
+        widest = (
+            max(map(len, (column.name, *map(column.text, rows)))) if column.name else _NOTE_WIDTH
+            for column in kept
+        )
+        return sum(size + GAP for size in widest) - GAP - width
+
+    # The end of an id, from one of its dashes on, is as good as the whole; the longest first.
+    ends = [
+        [run_id[at + 1 :] for at, character in enumerate(run_id) if character == "-"]
+        for run_id in (row["run"] for row in rows)
+    ]
+    counts = Counter(chain.from_iterable(ends))
+    longest = max(len(row["run"]) for row in rows)
+    while excess() > 0 and longest > 1:
+        longest -= 1
+        for row, of_run in zip(rows, ends, strict=True):
+            if len(row["run"]) > longest:
+                fitting = (end for end in of_run if len(end) <= longest and counts[end] == 1)
+                row["run"] = next(fitting, row["run"])
+    if (too_wide := excess()) > 0:
+        room = max(_LEAST_RECIPE, max(len(row["recipe"]) for row in rows) - too_wide)
+        for row in rows:
+            if len(row["recipe"]) > room:
+                row["recipe"] = f"{row['recipe'][: room - len(_CUT)]}{_CUT}"
+
+
 def print_run_rows(rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0) -> None:
     """Print rows as `run_row` makes them, how many planned runs have none, and an empty line."""
     # Samples/s follow from the step time.
-    lines = [plain_table(rows, RUN_HEADERS, spare=("samples_per_s",))] if rows else []
+    columns = keyed(RUN_HEADERS, {"samples_per_s": SPARE})
+    width = shutil.get_terminal_size(fallback=(0, 1)).columns
+    lines = [runs_table(rows, columns, width or None)] if rows else []
     if num_unneeded:
         verb = "was" if num_unneeded == 1 else "were"
         lines.append(f"{counted(num_unneeded, 'planned run')} {verb} not needed.")

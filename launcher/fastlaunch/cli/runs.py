@@ -3,10 +3,8 @@
 import os
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,24 +25,21 @@ from fastlaunch.cli.options import (
     with_filters,
     yes_option,
 )
-from fastlaunch.cli.render import print_rows, print_table, print_text
+from fastlaunch.cli.render import print_rows, print_table, print_text, runs_table
 from fastlaunch.cli.share import pull, push
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.tables import GAP, KEPT, SPARE, Column, table
+from fastlaunch.core.tables import SPARE, Column
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted, in_ms
 from fastlaunch.jobs.options import ML
 from fastlaunch.ledger.ledger import IMPORT, Run, open_ledger
 from fastlaunch.lifecycle.describe import all_to_dict, as_lines, for_people, measured, run_to_dict
 from fastlaunch.lifecycle.reconcile import reconcile
-from fastlaunch.report.text import Letters
-from fastlaunch_train.recipes.recipes import recipe_of
 
-_CUT = "..."
 #: The first to give way on a narrow terminal are the least important.
 _COLUMNS: Sequence[Column[Mapping[str, Any]]] = (
-    Column("run", itemgetter("id")),
+    Column("run", itemgetter("run")),
     # A long id begins with the workload, any other with the day.
     Column("when", itemgetter("when"), importance=SPARE - 5),
     Column("backend", itemgetter("backend"), importance=SPARE - 3),
@@ -101,53 +96,14 @@ def list_runs(selectors: tuple[str, ...] = (), limit: int | None = None, output:
         # If all runs were made here, the column says nothing.
         is_local = all(run.backend == "local" for run in shown)
         columns = [column for column in _COLUMNS if not (is_local and column.name == "backend")]
-        cells = [{**row, "when": _day_of(run)} for row, run in zip(rows, shown, strict=True)]
-        width = terminal_width()
-        letters = Letters(recipe_of(row["recipe"]) or row["recipe"] for row in cells)
-        for row in cells:
-            row["recipe"] = letters(recipe_of(row["recipe"]) or row["recipe"])
-        if width:
-            _shorten(cells, width)
-        print_table(table(cells, columns, width))
-        if legend := letters.legend(width):
-            click.echo(f"\n{legend}")
+        cells = [{**row, "run": run.id, "when": _day_of(run)} for row, run in zip(rows, shown, strict=True)]
+        print_table(runs_table(cells, columns, terminal_width()))
     only = f", the last {limit} shown" if len(shown) < len(selected) else ""
     all_of = "" if selectors else " in all"
     click.echo(f"{counted(len(selected), 'run')}{all_of}{only}.")
     # Rather one that measured something than one that was cancelled.
     telling = [run for run in shown if run.summary and run.summary.is_measured] or shown
     next_command(f"fastlaunch runs show {telling[-1].id}" if telling else "fastlaunch submit --local")
-
-
-def _shorten(rows: Sequence[dict[str, Any]], width: int) -> None:
-    """Shorten ids, then recipes, where a run would not fit into a line of `width`."""
-
-    def excess() -> int:
-        widest = (
-            max(map(len, (column.name, *map(column.text, rows))))
-            for column in _COLUMNS
-            if column.importance == KEPT
-        )
-        return sum(size + GAP for size in widest) - GAP - width
-
-    # The end of an id, from one of its dashes on, is as good as the whole; the longest first.
-    ends = [
-        [run_id[at + 1 :] for at, character in enumerate(run_id) if character == "-"]
-        for run_id in map(itemgetter("id"), rows)
-    ]
-    counts = Counter(chain.from_iterable(ends))
-    longest = max(len(row["id"]) for row in rows)
-    while excess() > 0 and longest > 1:
-        longest -= 1
-        for row, of_run in zip(rows, ends, strict=True):
-            if len(row["id"]) > longest:
-                fitting = (end for end in of_run if len(end) <= longest and counts[end] == 1)
-                row["id"] = next(fitting, row["id"])
-    if (too_wide := excess()) > 0:
-        room = max(len(row["recipe"]) for row in rows) - too_wide
-        for row in rows:
-            if len(row["recipe"]) > room:
-                row["recipe"] = f"{row['recipe'][: max(0, room - len(_CUT))]}{_CUT}"
 
 
 def _day_of(run: Run) -> str | None:
