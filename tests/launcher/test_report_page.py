@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,38 @@ def test_a_page_and_a_chart_hold_the_answer_what_is_ranked_and_what_is_predicted
         assert not any(of["usd"] < point["usd"] and of["hours"] < point["hours"] for of in data["rows"])
     assert "predicted" in {point["kind"] for point in data["rows"]}
     assert picture(spec, data).startswith(b"\x89PNG")
+
+
+def test_a_cheaper_prediction_is_named_below_the_answer_and_colours_agree(tmp_path: Path) -> None:
+    import_runs(tmp_path)
+    given = report(price_as=CHARGED).page_input()
+    html = as_html(given, "")
+    section = data_of(html)["vit-huge"]
+    domains = {
+        name: re.findall(r'"domain": (\[.*?\])', json.dumps(spec))
+        for name, spec in section["specs"].items()
+        if name in ("cost", "usd", "rate")
+    }
+    (domain,) = {of for found in domains.values() for of in found}
+    shown = {of["colour"] for of in (*section["rows"], *section["predicted"])}
+    assert set(json.loads(domain)) == shown and all(domains.values())
+    costs = [of["hours"][0] * of["usdPerHour"] for of in section["predicted"]]
+    best = section["rows"][0]["hours"][0] * section["rows"][0]["usdPerHour"]
+    assert ("Not measured, but predicted to cost less: " in html) == (min(costs) < best)
+    # A prediction at a tenth of the price costs the least.
+    (first, *others) = given.predicted["vit-huge"]
+    cheap = replace(first, name="cheap", usd_per_hour=first.usd_per_hour / 10)
+    html = as_html(replace(given, predicted={"vit-huge": [cheap, *others]}), "")
+    (sentence,) = re.findall(r"Not measured, but predicted to cost less: [^<]*", html)
+    assert f" on {first.instance}, $" in sentence and html.index(sentence) < html.index("<main>")
+    assert "nobody has run" not in html
+
+
+def test_what_decides_stands_beside_the_name(tmp_path: Path) -> None:
+    import_runs(tmp_path)
+    rows = page(price_as=CHARGED).partition("Rows</h3>")[2]
+    headings = re.findall(r"<th scope=\"col\"[^>]*>([^<]*)</th>", rows)
+    assert headings[:4] == ["row", "x base", "$/M images", "verdict"]
 
 
 def test_a_chart_is_of_one_workload_with_prices(tmp_path: Path) -> None:
@@ -375,8 +408,8 @@ def test_specifications_are_vega_lites() -> None:
     from fastlaunch.report.page import charts
 
     for spec in (
-        charts.cost_against_time("images"),
-        charts.bars("USD"),
+        charts.cost_against_time("images", ["bf16"]),
+        charts.bars("USD", ["bf16"]),
         charts.step_times(),
         charts.step_parts(STEP_PARTS),
         charts.losses(),

@@ -70,18 +70,19 @@ def _log_axis(scale: str) -> dict[str, Any]:
     return {"labelExpr": f"{is_short} || {is_round} ? format(datum.value, '~g') : ''", "labelFlush": 8}
 
 
-def cost_against_time(unit: str) -> Spec:
+def cost_against_time(unit: str, names: Sequence[str]) -> Spec:
     """Return the main chart: USD against hours per million samples, their intervals, and the Pareto front.
 
-    Data sets: `rows` with name, colour, kind (measured, predicted, or unranked), hours and usd with their
-    limits (hours_low, usd_high, ...), an optional label and its side; `front` with hours and usd.
+    names: of the colours, in order. Data sets: `rows` with name, colour, kind (measured, predicted, or
+    unranked), hours and usd with their limits (hours_low, usd_high, ...), an optional label and its side;
+    `front` with hours and usd.
     """
     alt = load_altair()
     rows, front = alt.NamedData("rows"), alt.NamedData("front")
     x = alt.X("hours:Q", title=f"hours for a million {unit}").scale(type="log", nice=False, padding=30)
     y = alt.Y("usd:Q", title=f"USD for a million {unit}").scale(type="log", nice=False, padding=30)
     x, y = x.axis(**_log_axis("x")), y.axis(**_log_axis("y"))
-    colour = _colour(alt).legend(**_LEGEND)
+    colour = _colour(alt, names).legend(**_LEGEND)
     ends = alt.Chart(rows)
     marks: Mapping[str, Mapping[str, Any]] = {
         "measured": {"filled": True},
@@ -116,8 +117,11 @@ def cost_against_time(unit: str) -> Spec:
     return _spec(alt.layer(*layers), f"Cost against time for a million {unit}", rows=[], front=[])
 
 
-def bars(title: str) -> Spec:
-    """Return bars with intervals. Data set `bars`, in their order: name, value, low, high, colour, ranked."""
+def bars(title: str, names: Sequence[str]) -> Spec:
+    """Return bars with intervals. Data set `bars`, in their order: name, value, low, high, colour, ranked.
+
+    names: of the colours, in order.
+    """
     alt = load_altair()
     data = alt.NamedData("bars")
     y = alt.Y("name:N", title=None, sort=None)
@@ -128,7 +132,7 @@ def bars(title: str) -> Spec:
         .encode(
             x=alt.X("value:Q", title=title),
             y=y,
-            color=_colour(alt).legend(None),
+            color=_colour(alt, names).legend(None),
             opacity=alt.when(alt.datum.ranked).then(alt.value(0.9)).otherwise(alt.value(0.35)),
             tooltip=tooltip,
         )
@@ -230,8 +234,9 @@ def picture(spec: Spec, datasets: Mapping[str, Rows]) -> bytes:
 _LEGEND: Mapping[str, Any] = {"orient": "top", "labelLimit": 260}
 
 
-def _colour(alt: Any) -> "altair.Color":
-    colour: altair.Color = alt.Color("colour:N", title="recipe")
+def _colour(alt: Any, names: Sequence[str]) -> "altair.Color":
+    """Return the colour of a recipe: its own in all charts that are given the same `names`."""
+    colour: altair.Color = alt.Color("colour:N", title="recipe").scale(domain=list(names))
     return colour
 
 

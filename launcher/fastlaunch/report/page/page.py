@@ -27,6 +27,7 @@ from fastlaunch.report.page import charts
 from fastlaunch.report.table import in_order, is_comparable
 from fastlaunch.report.text import (
     UNKNOWN,
+    Letters,
     asides_of,
     dated,
     decisive_notes,
@@ -64,6 +65,10 @@ class Predicted:
     instance: str
     usd_per_hour: float  # of all nodes
     hours: Interval
+
+
+#: The heading of the column beside whose cells the reasons stand.
+_VERDICT = "verdict"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +143,8 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         points.append(
             _point(name, colours(row.setup.known_recipe or row.setup.recipe), "measured", hours, usd)
         )
-    for of in given.predicted.get(workload, ()):
+    predicted = given.predicted.get(workload, ())
+    for of in predicted:
         usd = scaled(of.hours, of.usd_per_hour)
         points.append(_point(of.name, colours(of.recipe), "predicted", of.hours, usd))
     front: list[dict[str, Any]] = []
@@ -156,7 +162,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         }
         for point in points
     ]
-    spec = charts.cost_against_time(rows[0].setup.sample_unit)
+    spec = charts.cost_against_time(rows[0].setup.sample_unit, _colour_names(drawn, predicted, colours))
     if legend := letters.legend():
         spec["title"] = {"text": legend, "anchor": "start", "orient": "bottom", **_LEGEND}
     return spec, {"rows": rows_of_chart, "front": front}
@@ -229,9 +235,12 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     ordered = in_order(rows)
     columns = [column for column in columns_of(rows, letters=letters) if column.is_summary]
     columns = [column for column in columns if any(column.text(row) for row in rows)]
-    # The verdict stands beside the name, so that a narrow screen does not cut it off.
-    columns = [columns[0], columns[-1], *columns[1:-1]]
+    # A narrow screen shows the name, what decides, and the verdict.
+    first, *others = columns
+    columns = [first, *sorted(others, key=_place_on_page)]
     colours = _colours(ordered)
+    predicted = given.predicted.get(workload, ())
+    named = _colour_names(ordered, predicted, colours)
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
     numbers = {id(row): number for number, row in enumerate(ordered)}
     data: dict[str, Any] = {
@@ -239,7 +248,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "unit": unit,
         "rows": [_row_data(row, names[id(row)], colours) for row in ordered],
         "base": next((numbers[id(row)] for row in ordered if row.is_baseline), None),
-        "predicted": [_predicted_data(of, colours, prices) for of in given.predicted.get(workload, ())],
+        "predicted": [_predicted_data(of, _short(of, predicted), colours, prices) for of in predicted],
         "mostLabels": _MOST_LABELS,
         "prices": _price_history(rows, given.catalogue, given.today),
         "parts": list(_parts(ordered, names)),
@@ -247,9 +256,9 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "curves": list(_curves(ordered, names)),
         "references": _references(ordered, names),
         "specs": {
-            "cost": charts.cost_against_time(unit),
-            "usd": charts.bars(f"USD for a million {unit}"),
-            "rate": charts.bars(f"{unit} {'an hour' if period == 'h' else 'a second'}"),
+            "cost": charts.cost_against_time(unit, named),
+            "usd": charts.bars(f"USD for a million {unit}", named),
+            "rate": charts.bars(f"{unit} {'an hour' if period == 'h' else 'a second'}", named),
             "steps": charts.step_times(),
             "parts": charts.step_parts(STEP_PARTS),
             "losses": charts.losses(),
@@ -262,6 +271,8 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "columns": [(column.name, column.at_price) for column in columns],
         "answer": sentence_of(rows, letters.in_words),
         "figure": _figure(rows),
+        "cheaper": _cheaper(rows, predicted, unit),
+        "verdict": _VERDICT,
         "legend": letters.legend(),
         "groups": [
             (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])
@@ -274,7 +285,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
                 "hours": with_range(of.hours) or UNKNOWN,
                 "usd": with_range(scaled(of.hours, of.usd_per_hour), format_value=dollars) or UNKNOWN,
             }
-            for of in given.predicted.get(workload, ())
+            for of in predicted
         ],
         "boxes": [
             {
@@ -291,6 +302,27 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "notes": [*asides_of(rows, letters), *decisive_notes(ordered, rows, letters)],
         "data": data,
     }
+
+
+def _place_on_page(column: RowColumn) -> int:
+    """Return the place of a column beside the row's name: ratio, cost, verdict, then all others."""
+    first = ("ratio", "usd", _VERDICT)
+    name = column.at_price or column.name
+    return first.index(name) if name in first else len(first)
+
+
+def _cheaper(rows: Sequence[Row], predicted: Sequence[Predicted], unit: str) -> str | None:
+    """Return a sentence on the cheapest prediction, if it is below the cost of the best row."""
+    best = best_of(at_home(rows))
+    usd = best.first.cost.usd_per_million_samples if best and best.is_priced else None
+    costs = {id(of): scaled(of.hours, of.usd_per_hour) for of in predicted}
+    cheapest = min(predicted, key=lambda of: costs[id(of)].value, default=None)
+    if usd is None or cheapest is None or costs[id(cheapest)].value >= usd.value:
+        return None
+    cost = costs[id(cheapest)]
+    limits = f", 90% range {of}" if (of := cost.range_text(dollars)) else ""
+    amount = f"${dollars(cost.value)} for a million {unit}{limits}"
+    return f"Not measured, but predicted to cost less: {_short(cheapest, predicted)}, {amount}."
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -314,6 +346,14 @@ def _colours(rows: Sequence[Row]) -> Callable[[Recipe | str], str]:
     recipes = list(dict.fromkeys(_family(row.setup.known_recipe or row.setup.recipe) for row in ordered))
     coloured = recipes if len(recipes) <= len(charts.COLOURS) else recipes[: len(charts.COLOURS) - 1]
     return lambda recipe: _family(recipe) if _family(recipe) in coloured else "others"
+
+
+def _colour_names(
+    rows: Sequence[Row], predicted: Sequence[Predicted], colours: Callable[[Recipe | str], str]
+) -> list[str]:
+    """Return the names of the colours of rows and predictions, sorted."""
+    recipes = [row.setup.known_recipe or row.setup.recipe for row in rows]
+    return sorted({colours(recipe) for recipe in (*recipes, *(of.recipe for of in predicted))})
 
 
 def _family(recipe: Recipe | str) -> str:
@@ -363,8 +403,13 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
     }
 
 
+def _short(of: Predicted, predicted: Sequence[Predicted]) -> str:
+    """Return the prediction's name with the number of its options, which the list of predictions spells."""
+    return f"{Letters(other.recipe for other in predicted).in_words(of.recipe)} on {of.instance}"
+
+
 def _predicted_data(
-    of: Predicted, colours: Callable[[Recipe | str], str], prices: Mapping[str, Row]
+    of: Predicted, short: str, colours: Callable[[Recipe | str], str], prices: Mapping[str, Row]
 ) -> dict[str, Any]:
     # A price typed for a GPU that is charged as this instance type applies to the type.
     place = next(
@@ -378,7 +423,7 @@ def _predicted_data(
     return {
         **place,
         "name": of.name,
-        "short": of.name,
+        "short": short,
         "colour": colours(of.recipe),
         "usdPerHour": of.usd_per_hour,
         "hours": _interval(of.hours),

@@ -33,6 +33,7 @@ function config() {
 // character tells it apart.
 const grouped = (value) => (value in Object.prototype ? `${value}\u2060` : value);
 const groupedRows = (rows) => rows.map((row) => Object.fromEntries(Object.entries(row).map(([key, value]) => [key, grouped(value)])));
+const groupedDomains = (spec) => JSON.parse(JSON.stringify(spec), (key, value) => (key === "domain" && Array.isArray(value) ? value.map(grouped) : value));
 
 // One after the other for each place, so that the last one drawn is the last one asked for.
 const drawing = new Map();
@@ -42,7 +43,7 @@ function draw(place, spec, datasets, height = spec.height) {
   delete document.documentElement.dataset.drawn;
   const next = (drawing.get(place) ?? Promise.resolve()).then(async () => {
     place.view?.finalize();
-    const filled = { ...structuredClone(spec), height, datasets: {} };
+    const filled = { ...groupedDomains(spec), height, datasets: {} };
     for (const [name, rows] of Object.entries(datasets)) filled.datasets[name] = groupedRows(rows);
     const result = await window.vegaEmbed(place, filled, {
       actions: false, ast: true, defaultStyle: false, renderer: "svg", config: config(), logLevel: ERRORS,
@@ -182,6 +183,8 @@ class Section {
     const place = this.element.querySelector(".at-your-prices");
     const [first, second] = rows.filter((row) => row.ranked && row.usd);
     place.hidden = !this.prices.size;
+    // It is about the prices in the boxes at first.
+    for (const cheaper of document.querySelectorAll(`[data-cheaper="${this.element.dataset.section}"]`)) cheaper.hidden = this.prices.size > 0;
     if (!this.prices.size) return;
     const unit = this.data.unit;
     let text = first ? `At your prices ${first.name} costs the least: $${money(first.usd[0])} for a million ${unit}` : "At your prices nothing that is ranked has a cost";
