@@ -148,6 +148,18 @@ def test_the_trained_model_is_sent_as_a_scripts_output_is(shelf: Shelf) -> None:
     assert visible(shelf.root) == {"node-0/a-run/model/adapter_model.safetensors.000000000000": b"adapters"}
 
 
+def test_of_a_model_that_is_too_large_no_part_is_sent(shelf: Shelf) -> None:
+    said: list[str] = []
+    uploads, model = uploads_of(shelf, say=said.append), shelf.work / "out/a-run/model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for number in range(6):
+        (model / f"model-{number}.safetensors").touch()
+        os.truncate(model / f"model-{number}.safetensors", MAX_OUTPUT_FILE_BYTES)
+    assert uploads.output_folders("a-run", 1)
+    assert visible(shelf.root) == {} and len(said) == 1 and "its model" in said[0]
+
+
 def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) -> None:
     said: list[str] = []
     uploads = uploads_of(shelf, say=said.append)

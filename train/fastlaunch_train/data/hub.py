@@ -25,6 +25,8 @@ _WEIGHTS = (
     r"pytorch_model-\d{5}-of-\d{5}\.bin",
 )
 _GIB = 2**30
+#: Seconds in which the hub has to answer.
+_ANSWER_S = 20.0
 #: What transformers raises for files that are missing, truncated or of another kind. safetensors adds its
 #: SafetensorError, recognised by its name because it need not be installed.
 _UNLOADABLE = (OSError, ValueError, ImportError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError)
@@ -121,7 +123,7 @@ def weight_downloads(name: str, workload: str) -> Iterator[Callable[[], str]]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     try:
-        info = HfApi().model_info(name, files_metadata=True)
+        info = HfApi().model_info(name, files_metadata=True, timeout=_ANSWER_S)
     except Exception:
         return
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
@@ -131,12 +133,13 @@ def weight_downloads(name: str, workload: str) -> Iterator[Callable[[], str]]:
         for file in next(filter(None, by_pattern), [])
         if not isinstance(try_to_load_from_cache(name, file, revision=info.sha), str)
     ]
+    if not missing:
+        return
     num_bytes = sum(sizes[file] for file in missing)
     # The other ranks of this machine wait for the first one's download, which takes of the room.
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _check_room(name, workload, num_bytes, Path(HF_HUB_CACHE))
-    if missing:
-        log.info("fetching %s from the hub: %.1f GiB in %d files", name, num_bytes / _GIB, len(missing))
+    log.info("fetching %s from the hub: %.1f GiB in %d files", name, num_bytes / _GIB, len(missing))
     for number, file in enumerate(missing, start=1):
         yield partial(
             _download,

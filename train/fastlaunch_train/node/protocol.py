@@ -61,8 +61,9 @@ RUN_ID = re.compile(_ID)
 RECORD = re.compile(_RECORD)
 #: The files of a run's output to upload, besides its checkpoints.
 OUTPUT = re.compile(_OUTPUT)
+MODEL = "model"
 #: The folders of what a run leaves for the user: a script's $FASTLAUNCH_OUTPUT, and the trained model.
-OUTPUT_FOLDERS = ("output", "model")
+OUTPUT_FOLDERS = ("output", MODEL)
 #: The folder of its attempt, and a path in it; see `is_output_file`.
 MAX_OUTPUT_DEPTH = 16
 _OUTPUT_FILE = re.compile(

@@ -24,6 +24,7 @@ from fastlaunch_train.node.protocol import (
     MAX_OUTPUT_FILE_BYTES,
     MAX_OUTPUT_FILES,
     MAX_SEGMENT_BYTES,
+    MODEL,
     OUTPUT,
     OUTPUT_FOLDERS,
     RECORD,
@@ -256,7 +257,13 @@ class Uploads:
             if source.is_symlink():
                 yield source, folder
                 continue
-            for path in _tree(source, MAX_OUTPUT_DEPTH):
+            paths = list(_tree(source, MAX_OUTPUT_DEPTH))
+            num_bytes = sum(path.lstat().st_size for path in paths)
+            if name == MODEL and num_bytes > MAX_OUTPUT_BYTES:
+                # A part of it is of no use.
+                self._say(f"run {run_id}: its model ({num_bytes:,} bytes) not sent: too much")
+                continue
+            for path in paths:
                 yield path, f"{folder}/{path.relative_to(source).as_posix()}"
 
     def _go_on(self) -> None:
