@@ -119,7 +119,7 @@ comparison_options = with_options(
     "--fail-if-worse",
     type=Quantity("percent", _parse_percent),
     metavar="PERCENT",
-    help="Exit with 1 if a row is surely worse than the baseline by more than this, or cannot be judged.",
+    help="Exit with 1 if a row is proven worse than the baseline by more than this, or cannot be judged.",
 )
 @click.option(
     "--columns",

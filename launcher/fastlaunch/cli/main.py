@@ -48,7 +48,7 @@ GROUPS = {
         "doctor": ("doctor", "Check what a job on AWS needs: login, quota, image, network."),
         "iam": ("iam", "Print what an account must allow: policies, or a template."),
         "build": ("build", "Build an image with the training code in it; --push it to ECR."),
-        "reap": ("reap", "End instances, jobs and schedules that nobody stops."),
+        "reap": ("reap", "End leftover instances, jobs and schedules."),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

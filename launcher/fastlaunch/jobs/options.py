@@ -439,7 +439,7 @@ class Options:
     )
     detach: bool = _spend(
         "--detach",
-        "Return once it runs. Timers end what hangs or is forgotten.",
+        "Return once it runs. Timers stop a machine that hangs or is forgotten.",
         commands=("submit", "resume"),
         is_usual=True,
     )

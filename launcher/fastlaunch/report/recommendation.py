@@ -112,7 +112,7 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
     ]
     return (
-        f"None of {counted(recommendation.num_choices, 'choice')} surely takes at most"
+        f"None of {counted(recommendation.num_choices, 'choice')} is certain to take at most"
         f" {' and '.join(wanted)}. The cheapest is {_named(cheapest, recommendation, letters)}:"
         f" {_costs(cheapest)}. The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
         " --max-nodes allows more nodes."
