@@ -172,7 +172,7 @@ def test_early_ends_and_late_compilation_matter_for_a_decision() -> None:
 
 
 def test_uneven_steps_on_a_cpu_leave_a_verdict_open_with_a_way_out() -> None:
-    note = "steps vary 5x within a run: try OMP_NUM_THREADS=1, or a quieter machine"
+    note = "steps vary 5x within a run: try OMP_NUM_THREADS=1"
     uneven = {"device_name": "x86_64", "p5_step_time_s": 0.04, "p95_step_time_s": 0.2}
     noisy = (1.0, 1.6, 0.9)
     _, row = compared(runs("bf16", 1.0, 1.1, 1.4, **uneven), runs("compile", *noisy, **uneven)).rows

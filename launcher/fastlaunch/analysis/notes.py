@@ -166,7 +166,7 @@ def uneven_note(groups: Sequence[Group]) -> str | None:
         spreads += [median(known)] if known else []
     if max(spreads, default=1.0) < UNEVEN:
         return None
-    return f"steps vary {max(spreads):.0f}x within a run: try OMP_NUM_THREADS=1, or a quieter machine"
+    return f"steps vary {max(spreads):.0f}x within a run: try OMP_NUM_THREADS=1"
 
 
 def commit_notes(group: Group) -> Iterator[Note]:
