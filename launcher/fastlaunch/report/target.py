@@ -144,7 +144,7 @@ def _beside_assumed(quantity: Interval | None, result: RowToTarget) -> Interval 
 
 
 def _sentence(results: Sequence[RowToTarget], target: Target, letters: Labels = NO_LETTERS) -> str:
-    """Return which row reaches the target first, or for least, and how certain that is; or which came closest."""
+    """Return which row reaches the target first, or for least, and how certain that is; else the closest."""
     rows = [result.row for result in results]
     ranked = [result for result in results if result.is_ranked]
     if not ranked:
