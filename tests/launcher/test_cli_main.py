@@ -229,6 +229,14 @@ def test_another_tools_option_leads_to_ours(capsys: pytest.CaptureFixture[str], 
     assert f"Did you mean '{ours}'?" in capsys.readouterr().err
 
 
+def test_another_tools_option_that_means_nothing_here_leads_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["recommend", "--workload", "vit-huge", "--gpus", "8"]) == 2
+    err = capsys.readouterr().err
+    assert "--gpus" in err and "Did you mean" not in err
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

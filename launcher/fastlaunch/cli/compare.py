@@ -9,7 +9,7 @@ import click
 
 from fastlaunch.analysis.pricing import ChargedAs, parse_share
 from fastlaunch.api import comparison as api
-from fastlaunch.cli.context import app_context
+from fastlaunch.cli.context import answer_first
 from fastlaunch.cli.options import (
     DATE,
     NAMES,
@@ -150,25 +150,28 @@ def compare(
     output: str,
     **options: Any,
 ) -> int:
-    comparison = api.compare(*selectors, every_run=every_run, context=app_context(), **options)
-    if why is not None or notes:
-        if output != "table":
-            hint = f"leave out --output {output}: JSON has each row's reason"
-            raise UserError("--why and --notes are texts", hint)
-        from fastlaunch.report.table import why as all_of_row
-        from fastlaunch.report.text import all_notes
+    with answer_first() as context:
+        comparison = api.compare(*selectors, every_run=every_run, context=context, **options)
+        if why is not None or notes:
+            if output != "table":
+                hint = f"leave out --output {output}: JSON has each row's reason"
+                raise UserError("--why and --notes are texts", hint)
+            from fastlaunch.report.table import why as all_of_row
+            from fastlaunch.report.text import all_notes
 
-        width = output_width()
-        click.echo(
-            all_notes(comparison, width=width) if why is None else all_of_row(comparison, why, width=width)
+            width = output_width()
+            click.echo(
+                all_notes(comparison, width=width)
+                if why is None
+                else all_of_row(comparison, why, width=width)
+            )
+            print_warnings(comparison.warnings)
+            return EXIT_DONE
+        in_full = in_full or bool(columns)
+        print_comparison(
+            comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
         )
         print_warnings(comparison.warnings)
-        return EXIT_DONE
-    in_full = in_full or bool(columns)
-    print_comparison(
-        comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
-    )
-    print_warnings(comparison.warnings)
     next_command(_next(comparison, output))
     return EXIT_JOB_FAILED if _fails(comparison, fail_if_worse) else EXIT_DONE
 

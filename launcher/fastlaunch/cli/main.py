@@ -205,9 +205,10 @@ def _run(argv: list[str], obj: object) -> int:
             ours = [text for text in _ours(error.option_name, argv) if text.partition(" ")[0] in known]
             if ours:
                 meant = " or ".join(map(repr, ours))
-                error = click.UsageError(
-                    f"No such option {error.option_name!r}. Did you mean {meant}?", error.ctx
-                )
+                error = click.UsageError(f"{error.message} Did you mean {meant}?", error.ctx)
+            elif error.option_name in (*OPTION_SYNONYMS, *_GPU_OPTIONS):
+                # It means nothing here, and an option with a similar name would mislead.
+                error = click.UsageError(error.message, error.ctx)
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
