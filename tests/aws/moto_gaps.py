@@ -26,7 +26,7 @@ IMAGE_GIB = 75
 def error(request: SentRequest, code: str, message: str, status: int) -> "Answer":
     """An error in the format of the request's service."""
     told = f"<Code>{code}</Code><Message>{escape(message)}</Message>"
-    if "x-amz-target" in request.headers or request.service == "scheduler":
+    if "x-amz-target" in request.headers or request.service in ("batch", "scheduler"):
         return status, _JSON, json.dumps({"__type": code, "message": message}).encode()
     if request.service == "s3":
         body = f"<Error>{told}</Error>" if request.method != "HEAD" else ""

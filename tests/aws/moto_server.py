@@ -19,6 +19,7 @@ from typing import Any
 import moto_gaps
 import moto_nodes
 import moto_stacks
+from moto_batch import Queues
 from moto_prices import PriceLists
 from moto_training_jobs import TrainingJobs
 from sent_request import SentRequest, read_request
@@ -74,7 +75,8 @@ class MotoServer:
     account, repository, tag), denied (actions that iam:SimulatePrincipalPolicy refuses).
     shutting_down_describes: how often an instance is seen so before it has ended, 1 or 0.
     when_launched, when_terminated: called with the instance's region and id, after the answer was made.
-    training_jobs: SageMaker's, see `moto_training_jobs`. blocks: capacity blocks by id, and in_blocks: the
+    training_jobs: SageMaker's, see `moto_training_jobs`; queues: AWS Batch's, see `moto_batch`. blocks:
+    capacity blocks by id, and in_blocks: the
     block of an instance, by its id; see `moto_nodes`.
     """
 
@@ -98,6 +100,7 @@ class MotoServer:
         moto_stacks.clear()
         self.console: dict[str, str] = {}
         self.training_jobs = TrainingJobs()
+        self.queues = Queues(self.training_jobs)
         self.quotas: dict[tuple[str, str], float] = {}
         self.default_quotas: dict[tuple[str, str], float] = {}
         self.price_lists = PriceLists()
@@ -288,6 +291,8 @@ class MotoServer:
             if request.service in ("ec2", "ssm"):
                 self._furnish(request.region)
             own = moto_gaps.answer(self, request)
+            if own is None and request.service == "batch":
+                own = self.queues.answer(request)
             if own is None and request.service == "sagemaker":
                 own = self.training_jobs.answer(request)
             if own is not None:

@@ -14,6 +14,20 @@ MAX_KEPT_BYTES = 256 * 1024
 #: What EventBridge Scheduler calls a request, by method; a name follows `/schedules/` in the path.
 _SCHEDULES = {"POST": "CreateSchedule", "DELETE": "DeleteSchedule", "GET": "ListSchedules"}
 
+#: What Batch calls a request, by its path below /v1/.
+_BATCH = {
+    name.lower(): name
+    for name in (
+        "DescribeJobQueues",
+        "DescribeSchedulingPolicies",
+        "DescribeServiceJob",
+        "GetJobQueueSnapshot",
+        "ListServiceJobs",
+        "SubmitServiceJob",
+        "TerminateServiceJob",
+    )
+}
+
 #: What S3 calls a request, by method, whether it names an object, and what its query holds.
 _S3_QUERIES = {"uploads": "CreateMultipartUpload", "list-type": "ListObjectsV2", "delete": "DeleteObjects"}
 
@@ -89,6 +103,9 @@ def request_of(method: str, path: str, query: str, headers: Mapping[str, str], b
     elif service == "scheduler":
         action = _SCHEDULES.get(method, "")
         parameters = {**asked, "Name": path.rpartition("/schedules/")[2], **json.loads(body or b"{}")}
+    elif service == "batch":
+        name = path.removeprefix("/v1/")
+        action, parameters = _BATCH.get(name, name), json.loads(body or b"{}")
     elif service == "s3":
         bucket, _, key = unquote(path).lstrip("/").partition("/")
         action = _s3_action(method, bool(bucket), bool(key), asked)

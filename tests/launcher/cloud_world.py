@@ -180,7 +180,7 @@ class World:
 
     def tokens(self) -> list[tuple[str, str]]:
         """Region and token of every request that would start machines."""
-        names = ("ClientToken", "TrainingJobName")
+        names = ("ClientToken", "TrainingJobName", "jobName")
         return [
             (region, request[name])
             for region, request in self.aws.requests

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fake_cloud import SHUTDOWN_S, Clock, FakeAws, FakeNode, listed_runs
+from moto_batch import Queues
 from moto_training_jobs import Job, TrainingJobs
 from sent_request import SentRequest
 
@@ -50,22 +51,23 @@ class FakeTrainingAws(FakeAws):
         super().__init__(clock)
         self.jobs = _Jobs()
         self.jobs.now = clock.now
+        self.queues = Queues(self.jobs)
         self.job: Callable[[FakeJob], None] = lambda job: job.train()
         self.jobs.when_created.append(self._created)
 
     def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
-        assert service == "sagemaker", action
+        assert service in ("sagemaker", "batch"), action
         self._called(action)
         asked = ApiCall(service=service, action=action, region=region, subject=subject)
         answer = None
-        if action == "CreateTrainingJob":
+        if action in ("CreateTrainingJob", "SubmitServiceJob"):
             self.requests.append((region, given))
             answer = self.answers.pop(0) if self.answers else None
             if isinstance(answer, CloudRefused):
                 raise answer
         told = self._answer(asked, given)
         if answer == "lost":
-            raise Unreachable("no answer to sagemaker:CreateTrainingJob")
+            raise Unreachable(f"no answer to {service}:{action}")
         return told
 
     def _answer(self, asked: ApiCall, given: Mapping[str, Any]) -> Any:
@@ -80,7 +82,7 @@ class FakeTrainingAws(FakeAws):
             body=b"",
             size=0,
         )
-        answer = self.jobs.answer(request)
+        answer = (self.queues if asked.service == "batch" else self.jobs).answer(request)
         assert answer is not None, asked.action
         status, _, body = answer
         told = json.loads(body or b"{}")
@@ -103,7 +105,7 @@ class FakeJob(FakeNode):
 
     @property
     def token(self) -> str:
-        return self.instance_id
+        return str(self.request["Environment"]["FASTLAUNCH_TOKEN"])
 
     @property
     def output(self) -> tuple[str, str]:

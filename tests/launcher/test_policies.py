@@ -31,6 +31,7 @@ STRICT_NAMES = names_by_hand(
     ami_parameter="/ours/ami",
     secrets=(f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:hub-x1y2z3",),
     inputs=("s3://acme-data/imagenet/", "s3://acme-more/"),
+    queue="team",
 )
 STRICT = {name: policy(name, STRICT_NAMES) for name in policy_names()}
 PLANS = Path(__file__).parents[1] / "plans"
@@ -40,6 +41,9 @@ SUBNET = f"arn:aws:ec2:{REGION}:{ACCOUNT}:subnet/subnet-1"
 VPC = f"arn:aws:ec2:{REGION}:{ACCOUNT}:vpc/vpc-1"
 SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-x1y2z3"
 JOB = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/20261121-090312-k3f9-a1"
+BATCH_JOB = JOB.replace("/2026", "/AWSBatch2026") + "0a1b"
+QUEUED_JOB = f"arn:aws:batch:{REGION}:{ACCOUNT}:service-job/0a1b"
+QUEUE = f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/team"
 _TAGS = {"run": "20261121-090312-k3f9", "attempt": "1", "max-minutes": "120", "output": f"s3://{BUCKET}/x"}
 TAGS = {f"aws:RequestTag/fastlaunch:{tag}": value for tag, value in _TAGS.items()}
 OURS = {f"aws:ResourceTag/fastlaunch:{tag}": value for tag, value in _TAGS.items()}
@@ -104,7 +108,7 @@ def calls_of_the_launcher() -> set[str]:
 def test_every_call_of_the_launcher_is_allowed() -> None:
     calls = calls_of_the_launcher()
     assert len(calls) > 30 and "ec2:RunInstances" in calls
-    allowed = actions("launcher", "launcher-sagemaker", "launcher-build")
+    allowed = actions("launcher", "launcher-sagemaker", "launcher-queue", "launcher-build")
     assert {RIGHTS.get(call, call) for call in calls} - FREE - DEPLOYERS - allowed == set()
 
 
@@ -119,8 +123,14 @@ def test_every_golden_plan_may_be_sent() -> None:
                 assert allows("launcher", "ec2:RunInstances", resource, tags)
                 assert allows("launcher", "ec2:CreateTags", resource, creating)
         elif plan["backend"] == "sagemaker":
-            tags = {f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in plan["request"]["Tags"]}
+            payload = json.loads(plan["request"].get("serviceRequestPayload", "null")) or plan["request"]
+            tags = {f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in payload["Tags"]}
             assert allows("launcher-sagemaker", "sagemaker:CreateTrainingJob", JOB, tags)
+            if payload is not plan["request"]:
+                tags = {f"aws:RequestTag/{key}": value for key, value in plan["request"]["tags"].items()}
+                assert allows("launcher-queue", "batch:SubmitServiceJob", QUEUED_JOB, tags)
+                assert allows("launcher-queue", "batch:TagResource", QUEUED_JOB, tags)
+                assert allows("launcher-queue", "batch:SubmitServiceJob", QUEUE)
 
 
 HERE = {**TAGS, "aws:RequestedRegion": REGION}
@@ -221,6 +231,15 @@ NEEDS: dict[str, list[_Need]] = {
         ("ec2:TerminateInstances", INSTANCE, OURS),
         ("sagemaker:DescribeTrainingJob", JOB, {}),
         ("sagemaker:StopTrainingJob", JOB, OURS),
+        ("sagemaker:StopTrainingJob", BATCH_JOB, OURS),
+    ],
+    "launcher-queue": [
+        ("batch:GetJobQueueSnapshot", QUEUE, {"aws:RequestedRegion": REGION}),
+        ("batch:SubmitServiceJob", QUEUE, {"aws:RequestedRegion": REGION}),
+        ("batch:SubmitServiceJob", QUEUED_JOB, HERE),
+        ("batch:TagResource", QUEUED_JOB, HERE),
+        ("batch:ListServiceJobs", "*", {}),
+        ("batch:TerminateServiceJob", QUEUED_JOB, OURS),
     ],
     "launcher-sagemaker": [
         ("sagemaker:CreateTrainingJob", JOB, TRAINING),
@@ -351,6 +370,11 @@ NOBODY: list[_Need] = [
     ("ec2:TerminateInstances", INSTANCE, aws_tags(fastlaunch_run="web")),
     ("sagemaker:StopTrainingJob", JOB.replace("20261121-090312-k3f9-a1", "nightly"), OURS),
     ("sagemaker:CreateTrainingJob", JOB.replace("20261121-090312-k3f9-a1", "nightly"), TRAINING),
+    ("sagemaker:StopTrainingJob", BATCH_JOB.replace("20261121-090312-k3f9-a1", "nightly"), OURS),
+    ("batch:TerminateServiceJob", QUEUED_JOB, {}),
+    ("batch:SubmitServiceJob", QUEUED_JOB, {"aws:RequestedRegion": REGION}),
+    ("batch:SubmitServiceJob", f"{QUEUE}-others", {"aws:RequestedRegion": REGION}),
+    ("batch:SubmitJob", QUEUE, {}),
     ("s3:PutObject", f"{S3}/fastlaunch/shared/ann/x", {}),
     ("ec2:ModifyInstanceAttribute", INSTANCE, OURS),
     ("ecr:BatchDeleteImage", OWN_IMAGE, {}),
@@ -381,7 +405,7 @@ WHO: dict[str, tuple[tuple[str, ...], list[_Need]]] = {
         [START, ("sagemaker:StopTrainingJob", JOB, OURS), ("s3:GetObject", RUNS, {})],
     ),
     "launcher": (
-        ("launcher", "launcher-sagemaker"),
+        ("launcher", "launcher-sagemaker", "launcher-queue"),
         [
             ("secretsmanager:GetSecretValue", SECRET, {}),
             ("scheduler:DeleteSchedule", f"{TIMER}nightly", {}),

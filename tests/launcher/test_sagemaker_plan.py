@@ -22,6 +22,7 @@ from ec2_builders import AGENT, NEEDS, RUN_ID, SCRIPTS, catalogue, script_job
 from sagemaker_builders import DIGEST, TRAINING_PLAN, training_job, training_plan_of, training_site
 
 from fastlaunch.backends.sagemaker.plan import MAX_PENDING_S, SPOT_WAIT_S, plan_sagemaker
+from fastlaunch.backends.site import Queue
 from fastlaunch.backends.validate import request_problems
 from fastlaunch.core.data import read as from_data
 from fastlaunch.core.data import to_data
@@ -61,6 +62,7 @@ def golden_plans() -> dict[str, Plan]:
         "sagemaker-training-plan": plan(
             of("p5.48xlarge", 2, training_plan=TRAINING_PLAN), at=site(training_plan=TRAINING_PLAN)
         ),
+        "sagemaker-queue": plan(at=site(queue=Queue(name="team", priority=7, share="vision", retries=2))),
         "sagemaker-built-image": plan(
             training_job(overrides=("optimizer_impl=fused",), data="loader", num_workers=3),
             at=site(code=None, image=own),
@@ -105,22 +107,25 @@ def test_no_golden_plan_is_left_over() -> None:
 
 def check(plan: Plan) -> None:
     """Fails unless botocore's model and SageMaker's rules take the plan's request."""
-    operation = create_training_job()
-    assert plan.operation == operation.name
-    report = ParamValidator().validate(plan.request, operation.input_shape)
-    assert not report.has_errors(), report.generate_report()
-    assert list(not_in_enum(operation.input_shape, plan.request)) == []
-    # What goes over the wire is what was planned: no parameter is lost between the two.
-    body = create_serializer("json").serialize_to_request(dict(plan.request), operation)["body"]
-    assert json.loads(body) == plan.request
+    for service, operation_name, protocol, request in (
+        ("sagemaker", "CreateTrainingJob", "json", plan.payload),
+        *([("batch", "SubmitServiceJob", "rest-json", plan.request)] if plan.is_queued else ()),
+    ):
+        operation = operation_model(service, operation_name)
+        report = ParamValidator().validate(request, operation.input_shape)
+        assert not report.has_errors(), report.generate_report()
+        assert list(not_in_enum(operation.input_shape, request)) == []
+        # What goes over the wire is what was planned: no parameter is lost between the two.
+        body = create_serializer(protocol).serialize_to_request(dict(request), operation)["body"]
+        assert json.loads(body) == request
+    assert plan.operation == operation_name
     assert request_problems(plan) == []
 
 
 @cache
-def create_training_job() -> Any:
+def operation_model(service: str, operation: str) -> Any:
     """botocore's model of the operation."""
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    return model.operation_model("CreateTrainingJob")
+    return botocore.session.get_session().get_service_model(service).operation_model(operation)
 
 
 def not_in_enum(shape: Any, value: Any) -> Any:
@@ -133,6 +138,29 @@ def not_in_enum(shape: Any, value: Any) -> Any:
             yield from not_in_enum(shape.member, each)
     elif getattr(shape, "enum", None) and value not in shape.enum:
         yield value
+
+
+def test_a_queue_is_handed_the_very_request_for_the_training_job() -> None:
+    alone, queued = training_plan_of(), PLANS["sagemaker-queue"]
+    assert json.loads(queued.request["serviceRequestPayload"]) == alone.request
+    assert queued.request["clientToken"] == queued.request["jobName"] == alone.request["TrainingJobName"]
+    assert queued.request["tags"] == {tag["Key"]: tag["Value"] for tag in alone.request["Tags"]}
+    assert (queued.objects, queued.region) == (alone.objects, alone.region)
+    # AWS may start it three times, each time for all of its time.
+    assert queued.max_cost_usd is not None and alone.max_cost_usd is not None
+    assert queued.max_cost_usd == pytest.approx(3 * alone.max_cost_usd)
+    plain = training_plan_of(at=training_site(queue=Queue(name="team")))
+    assert plain.max_cost_usd == alone.max_cost_usd
+    assert plain.request["retryStrategy"] == {"attempts": 1}
+    assert not {"schedulingPriority", "shareIdentifier"} & set(plain.request)
+
+
+def test_a_payload_that_batch_would_refuse_is_refused_here() -> None:
+    variables = {f"V{number}": "x" * 200 for number in range(40)}
+    words = {f"team-{number}": "x" * 250 for number in range(40)}
+    site = training_site(queue=Queue(name="team"), tags=words, variables=variables)
+    (problem,) = request_problems(training_plan_of(at=site))
+    assert "its payload has" in problem and "10,240" in problem
 
 
 def test_planning_is_pure() -> None:

@@ -54,6 +54,10 @@ class Shared(TypedDict, total=False):
     placement_groups: Pairs | None
     allow_tcp: bool
     role: str | None
+    queue: str | None
+    priority: int | None
+    share: str | None
+    retries: int | None
     overrides: Pairs | None
     num_workers: int | None
     tags: Pairs | None

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from fastlaunch.aws.account import AccountCalls
+from fastlaunch.aws.batch import BatchCalls
 from fastlaunch.aws.cloudformation import CloudFormationCalls
 from fastlaunch.aws.ec2 import Ec2Calls
 from fastlaunch.aws.pricing import PricingCalls
-from fastlaunch.aws.sagemaker import SageMakerCalls
 from fastlaunch.aws.storage import StorageCalls
 from fastlaunch.core.errors import CloudRefused
 
 
-class Aws(Ec2Calls, SageMakerCalls, StorageCalls, AccountCalls, PricingCalls, CloudFormationCalls):
+class Aws(Ec2Calls, BatchCalls, StorageCalls, AccountCalls, PricingCalls, CloudFormationCalls):
     """AWS in every region; see `session.AwsSession` for what all calls have in common."""
 
 

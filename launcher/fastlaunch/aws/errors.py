@@ -392,7 +392,7 @@ def _error(kind: type[CloudRefused], message: str, hint: str, api_call: ApiCall,
     # It may be another right, such as iam:PassRole for a training job.
     if denied := re.search(r"not authorized to perform: ([\w-]+:\w+)", message):
         right = denied[1]
-    if api_call.action not in ("RunInstances", "CreateTrainingJob"):
+    if api_call.action not in ("RunInstances", "CreateTrainingJob", "SubmitServiceJob"):
         hint = _WITHOUT_TOKEN.get(hint, hint)
     name = profile_name()
     profile = f" --profile {shlex.quote(name)}" if name else ""

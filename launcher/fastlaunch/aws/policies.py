@@ -36,6 +36,8 @@ class AccountNames:
     regions: tuple[str, ...] = ()
     # Instance types that may start, such as `p5*`; empty for all.
     instance_types: tuple[str, ...] = ()
+    # Name of the queue of AWS Batch for jobs; `*` for any.
+    queue: str = "*"
     # Id of the only VPC for machines and training jobs; None for any.
     vpc: str | None = None
     # Whether the names are for an Fn::Sub of CloudFormation.
@@ -159,13 +161,15 @@ def template(
     kms_key: str | None = None,
     kms_keys: Sequence[str] = (),
     vpc: str | None = None,
+    queue: str | None = None,
     **allowed: Any,
 ) -> dict[str, Any]:
     """Return the template as data; each policy statement has a `Why`.
 
     zones: where several nodes may run. kms_key: ARN of the bucket's key, None for S3's own. kms_keys: those
-    of volumes and output. vpc: the only one for machines and training jobs; None for any. allowed: further
-    fields of `AccountNames`. The other arguments become defaults of the template's parameters.
+    of volumes and output. vpc: the only one for machines and training jobs; None for any. queue: to make in
+    AWS Batch; None for none. allowed: further fields of `AccountNames`. The other arguments become defaults
+    of the template's parameters.
     """
     import yaml
 
@@ -181,13 +185,14 @@ def template(
         scheduler_role="${SchedulerRole.Arn}",
         kms_keys=tuple(dict.fromkeys(filter(None, (kms_key, *kms_keys)))),
         vpc="${Vpc}" if vpc else None,
+        queue="${QueueName}",
         is_substituted=True,
         **allowed,
     )
     text = (files("fastlaunch.aws") / "template.yaml").read_text(encoding="utf-8")
     data: dict[str, Any] = mapped(yaml.safe_load(text), lambda value: _in_template(value, names))
     defaults = {"Prefix": prefix, "RepositoryName": repository, "ImageRegistry": registry}
-    for name, default in {**defaults, "BucketName": bucket, "Vpc": vpc}.items():
+    for name, default in {**defaults, "BucketName": bucket, "Vpc": vpc, "QueueName": queue}.items():
         if default:
             data["Parameters"][name]["Default"] = default
     if kms_key:

@@ -15,7 +15,7 @@ from fastlaunch.aws.pricing import usd_of
 from fastlaunch.aws.session import AwsSession
 from fastlaunch.aws.types import BlockOffering
 from fastlaunch.core.errors import BadConfiguration, Unreachable
-from fastlaunch.core.ownership import RUN_TAG
+from fastlaunch.core.ownership import BATCH_PREFIX, RUN_TAG
 from fastlaunch.core.terminal import printable
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -24,7 +24,9 @@ LOG_LINES = 1_000
 #: Statuses of a job that has ended.
 ENDED = ("Completed", "Failed", "Stopped")
 #: The form of our jobs' names, which are attempts' tokens. Other jobs' tags need not be fetched.
-_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*-a[0-9]+")
+TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*-a[0-9]+")
+#: Also those of training jobs that AWS Batch starts.
+_NAME = re.compile(rf"{TOKEN.pattern}|{BATCH_PREFIX}[A-Za-z0-9-]*-a[0-9a-f]+")
 #: Fields that tell requests apart and that SageMaker returns as they were sent.
 _COMPARED = ("Environment", "RoleArn")
 
@@ -54,8 +56,17 @@ class TrainingJob:
     failure_reason: str | None = None
     # SageMaker's words for the status.
     status_message: str | None = None
-    # Filled in by `live_training_jobs` alone.
+    # Filled in where all live jobs are listed, alone.
     tags: Mapping[str, str] = field(default_factory=dict)
+    # For a job in a queue of AWS Batch, which stands for all its training jobs: its id and queue, and their
+    # ARNs, oldest first.
+    service_job: str | None = None
+    queue: str | None = None
+    training_jobs: tuple[str, ...] = ()
+    # When its live training job was created, None while it waits in the queue; and when the latest one began
+    # on its machines.
+    placed_at: datetime | None = None
+    restarted_at: datetime | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -119,7 +130,7 @@ class SageMakerCalls(AwsSession):
                 StatusEquals=status,
                 MaxResults=100,
             )
-            if _TOKEN.fullmatch(summary["TrainingJobName"])
+            if _NAME.fullmatch(summary["TrainingJobName"])
         )
         jobs = []
         for name, arn in ((summary["TrainingJobName"], summary["TrainingJobArn"]) for summary in summaries):

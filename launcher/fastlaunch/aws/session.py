@@ -116,6 +116,7 @@ class AwsSession:
         """Yield the answer to one call page by page; see `call`."""
         sent, received = {
             "s3": ("ContinuationToken", "NextContinuationToken"),
+            "batch": ("nextToken", "nextToken"),
             "logs": ("nextToken", "nextToken"),
         }.get(service, ("NextToken", "NextToken"))
         while True:

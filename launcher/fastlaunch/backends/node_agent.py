@@ -148,7 +148,8 @@ class Attempt:
             operation=operation,
             request=request,
             placeholders=placeholders_in(request, run_list, self._unknown),
-            max_cost_usd=max_cost_usd(
+            max_cost_usd=site.num_starts
+            * max_cost_usd(
                 num_nodes=self.job.num_nodes,
                 max_minutes=self.max_minutes,
                 usd_per_hour=site.usd_per_hour,

@@ -89,6 +89,9 @@ class AttemptStatus:
     training_s: float | None = None
     #: What AWS says went wrong.
     problem: CloudRefused | None = None
+    #: For a job in a queue: ARNs of what the queue started for it, and when the latest of them got machines.
+    started_jobs: tuple[str, ...] = ()
+    restarted_at: datetime | None = None
     #: AWS's own words for what the machines do, or why they ended.
     detail: str | None = None
 
@@ -185,12 +188,15 @@ class CloudBackend(ABC):
                     raise
             else:
                 if self.now() >= deadline:
-                    command = self._look_command.format(region=handle["region"])
+                    command = self._look_command_for(handle)
                     raise CloudRefused(
                         f"{', '.join(left)} in {handle['region']} was told to end, and is not seen to",
                         f"look: {command} {' '.join(left)}",
                     )
             self.pause(handle, KILL_INTERVAL_S, until=deadline)
+
+    def _look_command_for(self, handle: Mapping[str, Any]) -> str:
+        return self._look_command.format(region=handle["region"])
 
     def pause(self, handle: Mapping[str, Any], seconds: float, *, until: datetime) -> None:
         """Sleep between two looks, and say that we wait for the attempt's end. until: when we give up."""

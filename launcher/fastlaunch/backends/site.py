@@ -32,6 +32,24 @@ class CapacityBlock:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Queue:
+    """A job queue of AWS Batch, and how a job stands in it."""
+
+    name: str
+    #: From 0 to 9999: higher goes first.
+    priority: int | None = None
+    #: Whose share of the queue's capacity it takes; None where the queue does not share.
+    share: str | None = None
+    #: How often AWS may start it again if SageMaker itself fails.
+    retries: int = 0
+
+    @property
+    def num_starts(self) -> int:
+        """How often AWS may start it in all."""
+        return 1 + self.retries
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """One instance type of a service, in one zone of a region or anywhere in it.
 
@@ -87,6 +105,8 @@ class Site:
     #: On SageMaker alone:
     #: ARN.
     training_plan: str | None = None
+    #: None to hand jobs to SageMaker at once.
+    queue: Queue | None = None
     #: ARN of the key of what SageMaker itself writes to the bucket; None for the bucket's own.
     output_kms_key: str | None = None
     #: Whether SageMaker encrypts what the containers send to each other.
@@ -101,6 +121,11 @@ class Site:
     def name(self) -> str:
         """`p5.48xlarge in us-east-1a`, or the region where AWS chooses the zone."""
         return f"{self.type_name} in {self.zone or self.region}"
+
+    @property
+    def num_starts(self) -> int:
+        """How often AWS may start a job here by itself, each time for its whole time limit."""
+        return self.queue.num_starts if self.queue else 1
 
     @property
     def subnet(self) -> str | None:

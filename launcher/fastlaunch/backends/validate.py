@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fastlaunch.core.plan import Plan
+from fastlaunch.core.plan import PAYLOAD, Plan
 
 Request = Mapping[str, Any]
 
@@ -22,6 +22,8 @@ _MAX_TAG_VALUE = 256
 _MAX_TAGS = 50
 #: 28 days.
 _MAX_RUNTIME_S = 2_419_200
+#: Bytes. docs.aws.amazon.com/batch, "AWS Batch service quotas".
+_MAX_PAYLOAD = 10 * 1024
 #: What is not known yet, such as `<role>`.
 _PLACEHOLDER = re.compile(r"<[a-z0-9-]+>")
 
@@ -30,9 +32,10 @@ def request_problems(plan: Plan) -> list[str]:
     """Return what is wrong with the request, in words; empty if AWS would take it."""
     if plan.operation == "RunInstances":
         return list(_ec2_problems(plan.request))
-    assert plan.operation == "CreateTrainingJob" and plan.region is not None
-    limits = model_problems("sagemaker", "CreateTrainingJob", plan.request)
-    return [*limits, *_sagemaker_problems(plan.request, plan.region)]
+    assert plan.operation in ("CreateTrainingJob", "SubmitServiceJob") and plan.region is not None
+    limits = model_problems("sagemaker", "CreateTrainingJob", plan.payload)
+    in_queue = _queue_problems(plan.request) if plan.is_queued else ()
+    return [*limits, *_sagemaker_problems(plan.payload, plan.region), *in_queue]
 
 
 def _ec2_problems(request: Request) -> Iterator[str]:
@@ -57,6 +60,13 @@ def _sagemaker_problems(request: Request, region: str) -> Iterator[str]:
     arn = request["ResourceConfig"].get("TrainingPlanArn", "")
     if arn.startswith("arn:") and arn.split(":")[3] != region:
         yield f"{arn} is of {arn.split(':')[3]}, and the job in {region}"
+
+
+def _queue_problems(request: Request) -> Iterator[str]:
+    yield from model_problems("batch", "SubmitServiceJob", request)
+    size = len(request[PAYLOAD].encode())
+    if size > _MAX_PAYLOAD:
+        yield f"its payload has {size:,} bytes, above AWS Batch's {_MAX_PAYLOAD:,}: give fewer --env or --tag"
 
 
 def model_problems(service: str, operation: str, request: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,9 @@ MAX_MINUTES_TAG = "fastlaunch:max-minutes"
 #: URI of the folder to which the attempt uploads.
 OUTPUT_TAG = "fastlaunch:output"
 
+#: How AWS Batch begins the name of a training job that it starts.
+BATCH_PREFIX = "AWSBatch"
+
 #: Minutes that may be billed on top of the time limit. EC2: before booting, and from shutdown to terminated.
 #: SageMaker: stopping, and uploading what the job wrote.
 MARGIN_MINUTES = 10
@@ -35,12 +38,14 @@ _MOST_MINUTES = 366 * 24 * 60
 def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
     """Return the token of the attempt that started an instance or a training job; None if it is not ours.
 
-    name: the client token of the instance's request, or the job's name. Tags alone prove nothing.
+    name: the client token of the instance's request, or the job's name. Tags alone prove nothing. AWS Batch
+    puts a word before the name of a job from a queue, and a digest behind it.
     """
     run_id, attempt = tags.get(RUN_TAG, ""), tags.get(ATTEMPT_TAG, "")
     token = f"{run_id}-a{attempt}"
+    is_from_queue = (name or "").startswith(f"{BATCH_PREFIX}{run_id}-a")
     is_ours = (
-        name == token
+        (name == token or is_from_queue)
         and _RUN_ID.fullmatch(run_id)
         and _NUMBER.fullmatch(attempt)
         and max_minutes(tags) is not None

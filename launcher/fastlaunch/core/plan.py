@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+#: The field of a request to AWS Batch that holds the request to SageMaker, as JSON.
+PAYLOAD = "serviceRequestPayload"
+
 
 class Ending(StrEnum):
     """The cause of an end, if the state alone does not show it."""
@@ -88,6 +91,17 @@ class Plan:
     region: str | None = None
     sunk_usd: float | None = None
     objects: tuple[PlanObject, ...] = ()
+
+    @property
+    def payload(self) -> Mapping[str, Any]:
+        """The request that starts machines: what a queue is to send, else `request` itself."""
+        text = self.request.get(PAYLOAD)
+        return json.loads(text) if text else self.request
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the request puts the job into a queue, which starts it later."""
+        return PAYLOAD in self.request
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,9 @@ MAX_MINUTES = 30 * 24 * 60
 #: MaxRuntimeInSeconds: botocore's model of CreateTrainingJob, 1.44.5.
 MAX_TRAINING_MINUTES = 28 * 24 * 60
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
+#: docs.aws.amazon.com/batch, CreateJobQueue and ShareAttributes.
+QUEUE = re.compile(r"[A-Za-z0-9][\w-]{0,127}", re.ASCII)
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 _SECRET = re.compile(
     r"arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:|ssm:[a-z0-9-]+:[0-9]{12}:parameter/)[\w./+=@-]+",
@@ -138,6 +141,7 @@ def check_on_aws(options: Options) -> None:
     _check_block(options)
     if options.training_plan:
         _check_training_plan(options, options.training_plan)
+    _check_queue(options)
     _check_limits(options)
     check_tags(given_pairs(options, "tags"))
     _check_variables(options)
@@ -264,6 +268,27 @@ def _check_training_plan(options: Options, arn: str) -> None:
         raise UserError("a training plan has one instance type, and several are named", "name one")
     if tuple(options.regions) != (match[1],):
         raise UserError(f"the training plan is in {match[1]}", f"give --region {match[1]}")
+
+
+def _check_queue(options: Options) -> None:
+    if options.queue is None:
+        for name in ("priority", "share", "retries"):
+            if getattr(options, name) is not None:
+                raise UserError(f"{OPTIONS[name].flag} is for a queue of AWS Batch", "add --queue NAME")
+        return
+    if not QUEUE.fullmatch(options.queue):
+        raise UserError(
+            f"--queue {options.queue!r} cannot be the name of a queue",
+            "give its name, not its ARN: `aws batch describe-job-queues` lists yours",
+        )
+    if options.share is not None and not _SHARE.fullmatch(options.share):
+        raise UserError(
+            f"--share {options.share!r} cannot be the name of a share", "give at most 255 letters and digits"
+        )
+    for name, most in (("priority", 9999), ("retries", 9)):
+        number = getattr(options, name)
+        if number is not None and not 0 <= number <= most:
+            raise UserError(f"{OPTIONS[name].flag} is {number}", f"AWS Batch takes 0 to {most}")
 
 
 def _check_block(options: Options) -> None:

@@ -488,6 +488,35 @@ class Options:
         places=("sagemaker",),
         elsewhere="add --backend sagemaker; on EC2 it is --purchase capacity-block --reservation cr-...",
     )
+    queue: str | None = _sagemaker(
+        "--queue NAME",
+        "Put the job into this queue of AWS Batch, which starts it in turn; waiting costs nothing.",
+        commands=_AND_DOCTOR,
+        places=("sagemaker",),
+        elsewhere="give SageMaker's name of the type: --instance ml.p5.48xlarge",
+    )
+    priority: int | None = _sagemaker(
+        "--priority N",
+        "In a queue: go before jobs of a lower priority, 0 to 9999.  [default: 0]",
+        commands=_AND_DOCTOR,
+        places=("sagemaker",),
+        elsewhere="add --queue NAME, which is for SageMaker",
+    )
+    share: str | None = _sagemaker(
+        "--share TEAM",
+        "In a queue that shares fairly: take capacity from this share.",
+        commands=_AND_DOCTOR,
+        places=("sagemaker",),
+        elsewhere="add --queue NAME, which is for SageMaker",
+    )
+    retries: int | None = _sagemaker(
+        "--retries COUNT",
+        "In a queue: if SageMaker itself fails, start the job again, up to 9 times; the ceiling counts each."
+        "  [default: 0]",
+        commands=_AND_DOCTOR,
+        places=("sagemaker",),
+        elsewhere="add --queue NAME, which is for SageMaker",
+    )
     container: bool = _sagemaker(
         "--container",
         "With --local --backend sagemaker: rehearse the job in containers here, by the SageMaker SDK.",

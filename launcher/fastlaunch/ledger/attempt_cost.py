@@ -100,7 +100,9 @@ def _launched_at(attempt: Attempt) -> datetime | None:
 
 
 def _limit_s(attempt: Attempt) -> float:
-    return ((attempt.max_minutes or 0) + MARGIN_MINUTES) * 60.0
+    # A queue may start a job several times, each time for its whole time limit.
+    num_starts: int = (attempt.handle or {}).get("num_starts", 1)
+    return ((attempt.max_minutes or 0) + MARGIN_MINUTES) * 60.0 * num_starts
 
 
 def _may_have_ended(attempt: Attempt, now: datetime) -> bool:

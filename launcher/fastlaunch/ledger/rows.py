@@ -274,7 +274,7 @@ def read_plan(file: LedgerFile, attempt_id: int) -> Plan | None:
 
 def machines_of(plan: Plan) -> tuple[str | None, int]:
     """Return type, as EC2 names it, and number of the machines that the plan asks for."""
-    request = plan.request
+    request = plan.payload
     # SageMaker's; EC2 has the type at the top.
     resources = request.get("ResourceConfig")
     if resources is None:
@@ -285,7 +285,7 @@ def machines_of(plan: Plan) -> tuple[str | None, int]:
 def tag_of(plan: Plan, key: str) -> str | None:
     """Return the tag that the plan's request puts on what it creates; None if it puts none."""
     # SageMaker has one list; EC2 has one for each kind of resource.
-    holders = [plan.request, *plan.request.get("TagSpecifications", ())]
+    holders = [plan.payload, *plan.payload.get("TagSpecifications", ())]
     tags = (tag for holder in holders for tag in holder.get("Tags", ()))
     return next((str(tag["Value"]) for tag in tags if tag["Key"] == key), None)
 

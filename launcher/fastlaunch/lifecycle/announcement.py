@@ -16,7 +16,7 @@ from fastlaunch.analysis.account import WORDS
 from fastlaunch.backends.site import Site
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import FIRST_LOOK
-from fastlaunch.core.plan import Plan
+from fastlaunch.core.plan import PAYLOAD, Plan
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import by_reason, counted, duration_text, in_ms, size_text
 from fastlaunch.jobs.data_sources import DataFile
@@ -270,8 +270,11 @@ def _where(job: Job, site: Site) -> str:
 def _bought(job: Job, site: Site) -> str:
     """`on-demand`, `capacity block cr-0a1b`, `training plan NAME`."""
     block = site.block
+    queued = f", through queue {site.queue.name}" if site.queue else ""
     if job.terms.training_plan:
-        return f"training plan {job.terms.training_plan.rpartition('/')[2]}"
+        return f"training plan {job.terms.training_plan.rpartition('/')[2]}{queued}"
+    if queued:
+        return f"{job.terms.purchase}{queued}"
     return job.terms.purchase if block is None else f"capacity block {block.reservation}"
 
 
@@ -383,7 +386,9 @@ def _some(names: Sequence[str], separator: str) -> str:
 
 def request_text(plan: Plan) -> str:
     """Return the whole request as YAML, and the list of runs that its machines fetch."""
-    lines = [f"{plan.operation} in {plan.region}:", *_as_yaml(plan.request)]
+    # The payload of a queue's request is sent as JSON, which nobody can read.
+    request = {**plan.request, PAYLOAD: plan.payload} if plan.is_queued else plan.request
+    lines = [f"{plan.operation} in {plan.region}:", *_as_yaml(request)]
     for item in plan.objects:
         if item.text is not None:
             lines += ["", "What its machines do, in the list of runs that they fetch:"]

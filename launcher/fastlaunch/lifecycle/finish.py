@@ -90,8 +90,10 @@ def finish_attempt(
         for run in _undecided(ledger, attempt)
     ]
     launched_at = datetime.fromisoformat(attempt.launched_at or handle["launched_at"])
+    # A queue may start a job several times, each time for its whole time limit.
+    max_minutes = (attempt.max_minutes or 0) * handle.get("num_starts", 1)
     billed = backend.billed(
-        launched_at=launched_at, max_minutes=attempt.max_minutes or 0, aws_status=aws_status, status=status
+        launched_at=launched_at, max_minutes=max_minutes, aws_status=aws_status, status=status
     )
     if billed.billing == "limit":
         # The time of the end is unknown, except that it is in the past.

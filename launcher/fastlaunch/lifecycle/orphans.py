@@ -16,7 +16,7 @@ from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.types import Identity, Instance
 from fastlaunch.backends.node_report import time_of
 from fastlaunch.backends.protocol import CloudBackend
-from fastlaunch.core.errors import CloudRefused, UserError
+from fastlaunch.core.errors import CloudRefused, NotAuthorised, UserError
 from fastlaunch.core.ownership import (
     JOB_WAIT_MINUTES,
     MARGIN_MINUTES,
@@ -96,6 +96,8 @@ class Orphan:
     zone: str | None = None
     is_spot: bool = False
     state: str | None = None
+    #: Its id at AWS Batch, if it is in a queue.
+    service_job: str | None = None
     #: Billed hours per machine.
     hours: float = 0.0
     #: None if its attempt is in another ledger.
@@ -132,7 +134,10 @@ def take_inventory(
         return resources
 
     instances = listed("instance", lambda region: _live_instances(aws, region))
-    jobs = listed("job", aws.live_training_jobs)
+    queued = listed("job", lambda region: _queued_jobs(aws, region))
+    # A service job stands for its training jobs.
+    of_queues = {arn for job in queued for arn in job.training_jobs}
+    jobs = [*queued, *(job for job in listed("job", aws.live_training_jobs) if job.arn not in of_queues)]
     schedules = listed("schedule", aws.list_schedules)
     return Inventory(
         instances=tuple(sorted(instances, key=lambda instance: (instance.launch_time, instance.id))),
@@ -145,6 +150,14 @@ def take_inventory(
 def _live_instances(aws: Aws, region: str) -> list[Instance]:
     seen = aws.describe_instances(region, tags={RUN_TAG: ()})
     return [instance for instance in seen if instance.is_live and RUN_TAG in instance.tags]
+
+
+def _queued_jobs(aws: Aws, region: str) -> list[TrainingJob]:
+    # Whoever may not look into queues cannot end what waits there, which costs nothing; what a queue has
+    # started is found among the training jobs, and not started again once it is stopped.
+    with suppress(NotAuthorised):
+        return aws.live_queued_jobs(region)
+    return []
 
 
 def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datetime) -> Orphan:
@@ -185,7 +198,15 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     stopping is left to SageMaker.
     """
     must_go, why = False, NOT_OURS
-    if ends_at := job_ends_at(job.tags, job.name, job.created_at):
+    ends_at = job_ends_at(job.tags, job.name, job.placed_at or job.created_at)
+    if ends_at and job.queue and job.placed_at is None:
+        # Its time has not begun. It costs nothing while it waits, and will cost once it is started.
+        over_since = known.over_since if known and not known.is_followed else None
+        must_go = over_since is not None
+        why = f"it waits in queue {job.queue}, which costs nothing"
+        if over_since:
+            why = f"its runs ended at {_clock_time(over_since)}, and it waits in queue {job.queue} still"
+    elif ends_at:
         minutes = job.tags[MAX_MINUTES_TAG]
         over = (
             f"over its time: {minutes} minutes, and {JOB_WAIT_MINUTES} of waiting and {MARGIN_MINUTES} more, "
@@ -211,6 +232,7 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         instance_type=job.ec2_type,
         num_machines=job.num_instances,
         state=job.status,
+        service_job=job.service_job,
         known=known,
     )
 
@@ -277,6 +299,8 @@ def end(aws: Aws, orphans: Sequence[Orphan]) -> list[Refusal]:
         try:
             if orphan.kind == "instance":
                 aws.terminate(orphan.region, [orphan.id])
+            elif orphan.service_job is not None:
+                aws.terminate_service_job(orphan.region, orphan.service_job)
             elif orphan.kind == "job":
                 aws.stop_training_job(orphan.region, orphan.id)
             else:

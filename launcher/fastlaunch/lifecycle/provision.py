@@ -182,9 +182,10 @@ class Provisioner:
         machines = f"one {attempt.instance}" if is_single else f"{attempt.num_nodes} {attempt.instance}"
         ends = "it ends by itself" if is_single else "they end by themselves"
         identity = "client token" if "ClientToken" in plan.request else "name"
+        state, begin = ("queued or running", " of its start") if plan.is_queued else ("running", "")
         return Unreachable(
-            f"{why}: {machines} may be running in {plan.region}, with {identity} {attempt.token} and tag "
-            f"fastlaunch:run={first}; if so, {ends} within {attempt.max_minutes} min",
+            f"{why}: {machines} may be {state} in {plan.region}, with {identity} {attempt.token} and tag "
+            f"fastlaunch:run={first}; if so, {ends} within {attempt.max_minutes} min{begin}",
             f"to find and stop it: fastlaunch cancel {first}   (or, from anywhere: fastlaunch reap "
             f"--region {plan.region})",
         )

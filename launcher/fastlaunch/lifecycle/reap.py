@@ -105,7 +105,7 @@ def reap(
     with _ledger(context) as ledger:
         with activity("looking up regions"):
             in_regions = _regions(context, regions, all_regions, ledger)
-        with activity("looking for what lives", total=3 * len(in_regions)) as shown:
+        with activity("looking for what lives", total=4 * len(in_regions)) as shown:
             inventory = take_inventory(context.aws, in_regions, begin=shown.begin)
         refused = list(inventory.refused)
         machines = [

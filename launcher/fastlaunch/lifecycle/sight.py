@@ -32,6 +32,9 @@ _NUM_ABSENCES = 3
 _BETWEEN_ABSENCES = timedelta(minutes=5)
 _PAST_LIMIT = timedelta(hours=1)
 _OLD_NOTICE = timedelta(minutes=10)
+#: How long a job may wait in a queue of AWS Batch before its absence counts: Batch shows every job for a week
+#: after its end.
+_QUEUE_WAIT = timedelta(days=8)
 
 
 def check_account(attempt: Attempt, identity: Identity) -> None:
@@ -88,6 +91,9 @@ def alarm(attempt: Attempt, now: datetime) -> str | None:
 def over_since(attempt: Attempt, now: datetime) -> datetime | None:
     """Return since when an open attempt that may cost money is over its time; None if it is not."""
     launched_at = _costs_since(attempt)
+    if launched_at and attempt.handle:
+        # Each start of a job in a queue has the whole time limit.
+        launched_at = attempt.handle.get("restarted_at") or launched_at
     ends_at = _ends_at(attempt, launched_at) if launched_at else None
     return ends_at if ends_at and now > ends_at else None
 
@@ -114,7 +120,8 @@ def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: Att
     ledger.set_absences(attempt.id, absences)
     ends_at = _ends_at(attempt, attempt.launched_at or handle["launched_at"])
     last = datetime.fromisoformat(absences[-1])
-    is_past = len(absences) >= _NUM_ABSENCES and last > ends_at + backend.wait_limit + _PAST_LIMIT
+    wait_limit = _QUEUE_WAIT if handle.get("service_job") else backend.wait_limit
+    is_past = len(absences) >= _NUM_ABSENCES and last > ends_at + wait_limit + _PAST_LIMIT
     return replace(status, has_ended=is_past or _has_said_its_last_word(attempt, backend))
 
 
@@ -182,6 +189,7 @@ def note_machines(
     for attempt, aws_status in seen:
         if attempt.backend == "sagemaker":
             _explain_wait(ledger, attempt, aws_status)
+            _note_starts(ledger, attempt, aws_status)
     new = [(attempt, status) for attempt, status in seen if not attempt.launched_at and status.launched_at]
     if not new:
         return
@@ -214,6 +222,17 @@ def _explain_wait(ledger: Ledger, attempt: Attempt, aws_status: AttemptStatus) -
         with ledger.transaction():
             for run_id in changed:
                 ledger.explain(run_id, reason)
+
+
+def _note_starts(ledger: Ledger, attempt: Attempt, aws_status: AttemptStatus) -> None:
+    """Store the training jobs that a queue has started for the attempt."""
+    handle, started = attempt.handle or {}, list(aws_status.started_jobs)
+    if not started:
+        return
+    restarted_at = aws_status.restarted_at and aws_status.restarted_at.astimezone(UTC).isoformat()
+    seen = {"training_jobs": started, "restarted_at": restarted_at}
+    if any(handle.get(name) != value for name, value in seen.items()):
+        ledger.set_handle(attempt.id, {**handle, **seen})
 
 
 def _spot_offer(attempt: Attempt, aws_status: AttemptStatus) -> tuple[str, str, str | None] | None:

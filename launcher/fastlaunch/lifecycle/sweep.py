@@ -261,7 +261,9 @@ def carry_out(
     announce: Announce | None,
 ) -> Sweep:
     """Show the plan, ask, and carry out the sweep, or what is left of a stored one. given: its options."""
-    ledger, num_parallel = launcher.ledger, given.get("parallel") or 1
+    ledger = launcher.ledger
+    # Parts in a queue cost nothing until it gives them their turn.
+    num_parallel = given.get("parallel") or (len(plan.parts) if plan.is_queued else 1)
     started = ledger.parts_of(stored.id) if stored else {}
     if announce is not None:
         announce(plan)

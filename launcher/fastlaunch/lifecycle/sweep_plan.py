@@ -4,6 +4,7 @@ A cell is an instance type x recipe x batch size. All cells of a type form a par
 goes through the stages of `submit`. All parts share a budget.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,6 +133,11 @@ class SweepPlan:
     def ceilings(self) -> dict[str, CostCeiling]:
         """The ceiling of each part; empty on this machine."""
         return {name: ceiling for name, part in self.parts.items() if (ceiling := part.ceiling)}
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a queue of AWS Batch gets all parts at once."""
+        return any(site.queue for placement in self.placements.values() for site in placement.sites)
 
     @property
     def num_runs(self) -> int:
@@ -302,12 +308,19 @@ def with_batch(options: Options, batch_size: int | None) -> Options:
 
 
 def _check_budget(plan: SweepPlan) -> None:
-    """Raise UserError if no instance type fits into the budget."""
+    """Raise UserError if no instance type fits into the budget, or not all that go into a queue at once."""
     if plan.max_cost_usd is None:
         return
     searches_usd = [ceiling.usd for name, ceiling in plan.ceilings.items() if is_batch_search(name)]
     types_usd = [ceiling.usd for name, ceiling in plan.ceilings.items() if not is_batch_search(name)]
     first_usd = sum(searches_usd)
+    all_usd = first_usd + sum(types_usd)
+    if plan.is_queued and round(all_usd, 2) > plan.max_cost_usd:
+        raise UserError(
+            f"the queue gets all instance types at once, and they may cost ${all_usd:,.2f} together, above "
+            f"{BUDGET} of ${plan.max_cost_usd:,.2f}",
+            f"give --max-cost {math.ceil(all_usd)}, fewer types, or shorter --max-hours",
+        )
     least_usd = first_usd + min(types_usd)
     if round(least_usd, 2) > plan.max_cost_usd:
         searches = f", of which ${first_usd:,.2f} to find the batch size" if first_usd else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastlaunch.aws.batch import TRAINING, Sharing
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import OLD_PRICE_DAYS, UPDATE_COMMAND, dearest_rate
@@ -261,6 +262,51 @@ def _role(job: CheckContext) -> str | Finding:
     return _passed(job, arn, _SAGEMAKER)
 
 
+def _queue(job: CheckContext) -> str | Finding:
+    """Check the queue of AWS Batch. Raises BadConfiguration if it would not take the job."""
+    name, share = job.options.queue, job.options.share
+    assert name is not None
+    queue = job.aws.job_queue(job.region, name)
+    if queue is None:
+        raise BadConfiguration(
+            f"there is no queue {name} in {job.region}",
+            "`aws batch describe-job-queues` lists yours; this makes one: "
+            f"{setup_command(job.region)} --queue {name}",
+        )
+    if queue.kind != TRAINING:
+        raise BadConfiguration(
+            f"queue {name} in {job.region} is for {queue.kind} jobs, not for training jobs",
+            f"name one of the type {TRAINING}; this makes one: {setup_command(job.region)} --queue NAME",
+        )
+    if not queue.is_enabled or queue.status != "VALID":
+        state = queue.status if queue.is_enabled else "DISABLED"
+        raise BadConfiguration(
+            f"queue {name} in {job.region} takes no jobs: it is {state}",
+            f"aws batch update-job-queue --region {job.region} --job-queue {name} --state ENABLED",
+        )
+    if queue.sharing is Sharing.QUOTA:
+        raise BadConfiguration(
+            f"queue {name} in {job.region} has a quota-share policy, which fastlaunch does not know",
+            "name a queue with a fair-share policy, or without one",
+        )
+    if share is not None and queue.sharing is None:
+        raise BadConfiguration(
+            f"queue {name} in {job.region} has no fair-share policy, and so no shares", "leave out --share"
+        )
+    if share is None and queue.sharing is Sharing.FAIR:
+        raise BadConfiguration(
+            f"queue {name} in {job.region} shares its capacity, and has to know whose share a job takes",
+            "add --share TEAM",
+        )
+    if queue.sharing is None and job.options.priority is not None:
+        return Finding(
+            Result.WARNING,
+            f"queue {name} in {job.region} has no fair-share policy: AWS Batch may start its jobs in the "
+            "order in which they came, whatever their --priority",
+        )
+    return f"{name} takes training jobs" + (f", from share {share}" if share else "")
+
+
 def _scheduler_role(job: CheckContext) -> str | Finding:
     """Check the role of the timer in the account. It is only a warning if it may not be passed."""
     arn = job.here.scheduler_role
@@ -455,6 +501,7 @@ _IN_REGION = (
     _Listed("container image", _container),
     _Listed("instance profile", _profile, when=_is_on_ec2),
     _Listed("role", _role, when=lambda job: job.trains),
+    _Listed("queue", _queue, when=lambda job: job.options.queue is not None),
     _Listed(
         "scheduler role", _scheduler_role, when=lambda job: _is_on_ec2(job) and job.options.account_timer
     ),

@@ -63,6 +63,8 @@ class CostCeiling:
 
     def _time(self) -> str:
         nodes = f"{self.num_nodes} x " if self.num_nodes > 1 else ""
+        starts = self.dearest.num_starts
+        nodes = f"{starts} starts x {nodes}" if starts > 1 else nodes
         return f"{nodes}({hours_text(self.max_minutes)} + {MARGIN_MINUTES} min)"
 
     def _of_block(self, block: CapacityBlock) -> str:
@@ -91,7 +93,7 @@ def cost_ceiling(sites: Sequence[Site], *, num_nodes: int, max_minutes: int) -> 
     block = dearest.block
 
     def at_most(volume_usd_per_hour: float | None) -> float:
-        return max_cost_usd(
+        return dearest.num_starts * max_cost_usd(
             num_nodes=num_nodes,
             max_minutes=max_minutes,
             usd_per_hour=dearest.usd_per_hour,
@@ -120,7 +122,8 @@ def check_budget(ceiling: CostCeiling, budget_usd: float | None) -> None:
     """Raise UserError if there is a budget and the ceiling is above it."""
     if budget_usd is None or not ceiling.is_above(budget_usd):
         return
-    affordable = int(budget_usd / ceiling.dearest.max_usd_per_hour * 60 / ceiling.num_nodes)
+    num_machines = ceiling.num_nodes * ceiling.dearest.num_starts
+    affordable = int(budget_usd / ceiling.dearest.max_usd_per_hour * 60 / num_machines)
     minutes = affordable - MARGIN_MINUTES
     fits = f", or --max-hours {minutes}min" if minutes >= MIN_MINUTES else ""
     raise UserError(

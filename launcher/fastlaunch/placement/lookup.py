@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fastlaunch.aws.types import MachineImage
 from fastlaunch.backends.ec2.plan import ROOT_GIB, ROOT_MIB_PER_S
-from fastlaunch.backends.site import CapacityBlock, Site
+from fastlaunch.backends.site import CapacityBlock, Queue, Site
 from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image, registry
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, dearest_rate
@@ -275,11 +275,20 @@ class Lookup:
             volume_usd_per_hour=0.0 if site.instance.local_nvme_gb else None,
             volume_gib=TRAINING_VOLUME_GIB,
             training_plan=options.training_plan,
+            queue=_queue(options),
             subnets=here.sagemaker_subnets,
             security_groups=here.sagemaker_security_groups,
             output_kms_key=here.output_kms_key,
             encrypts_traffic=here.encrypt_between_containers,
         )
+
+
+def _queue(options: Options) -> Queue | None:
+    if options.queue is None:
+        return None
+    return Queue(
+        name=options.queue, priority=options.priority, share=options.share, retries=options.retries or 0
+    )
 
 
 def candidates(instances: Sequence[InstanceType], options: Options, settings: Settings) -> tuple[Site, ...]:

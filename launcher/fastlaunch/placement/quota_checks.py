@@ -89,7 +89,8 @@ def quota_use(instance: InstanceType, region: str, options: Options, aws: Aws) -
             return None
         limit, is_default = quota.value, quota.is_default
         with suppress(CloudRefused):
-            jobs = aws.live_training_jobs(region)
+            # A job in a queue waits until others have ended.
+            jobs = aws.live_training_jobs(region) if options.queue is None else []
             alike = (job for job in jobs if job.ec2_type == instance.name and job.is_spot == is_spot)
             used = sum(job.num_instances for job in alike)
     else:

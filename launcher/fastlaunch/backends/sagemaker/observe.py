@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from fastlaunch.aws.batch import QUEUED
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.backends.node_report import time_of, uptime_of
 from fastlaunch.backends.protocol import AttemptStatus, Billed
@@ -15,6 +16,8 @@ from fastlaunch.core.plan import Ending
 #: Words by secondary status: docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.
 #: For a job that has ended they begin with SageMaker's own name.
 _WORDS = {
+    # Ours, of a job in a queue of AWS Batch; see `aws/batch.py`.
+    QUEUED: "queued",
     "Starting": "preparing machines",
     "Pending": "waiting for capacity",
     "LaunchingMLInstances": "preparing machines",
@@ -81,6 +84,8 @@ def attempt_status(job: TrainingJob | None) -> AttemptStatus:
         training_s=job.training_s,
         ending=ending,
         problem=problem,
+        started_jobs=job.training_jobs,
+        restarted_at=job.restarted_at,
         detail=_detail(job),
     )
 
@@ -153,6 +158,9 @@ def _waited_too_long(job: TrainingJob) -> bool:
 
     A job that somebody stopped at that very time counts, too.
     """
+    if job.queue is not None:
+        # It may wait in the queue for as long as it takes.
+        return False
     if job.secondary_status != "Stopped" or job.is_spot or job.started_at is not None or job.ended_at is None:
         return False
     return abs((job.ended_at - job.created_at).total_seconds() - MAX_PENDING_S) < _PENDING_SLACK_S

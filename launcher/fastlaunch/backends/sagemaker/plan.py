@@ -1,16 +1,19 @@
 """Plan an attempt on SageMaker: one CreateTrainingJob request, whose job does the runs one after another.
 
+With a queue the same request is the payload of one SubmitServiceJob request to AWS Batch.
+
 Pure. All hosts of a job, and all attempts at the same runs, share one folder of checkpoints in S3; what one
 attempt writes lies under its token there.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from fastlaunch.backends.node_agent import Attempt
-from fastlaunch.backends.site import Site
-from fastlaunch.core.plan import Plan, PlanObject
+from fastlaunch.backends.site import Queue, Site
+from fastlaunch.core.plan import PAYLOAD, Plan, PlanObject
 from fastlaunch.jobs.job import Job
 
 #: Where the container finds what earlier attempts left, and from where SageMaker copies what it writes.
@@ -19,6 +22,8 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 MAX_PENDING_S = 1_800
 #: How long a spot job may wait for machines, unbilled, at its start and after interruptions together.
 SPOT_WAIT_S = 3_600
+#: What Batch says of a job that ended by a fault of SageMaker's own.
+SAGEMAKER_FAULT = "Received status from SageMaker: InternalServerError*"
 #: Fetched as a channel, by a name that holds its digest. In one line of at most 256 characters, as SageMaker
 #: takes arguments; the digest is the script's own argument.
 _UNPACK = (
@@ -99,7 +104,34 @@ def plan_sagemaker(
         **({"EnableManagedSpotTraining": True} if job.terms.purchase == "spot" else {}),
         "Tags": planned.tags(),
     }
-    return planned.plan("CreateTrainingJob", request, run_list)
+    if site.queue is None:
+        return planned.plan("CreateTrainingJob", request, run_list)
+    return planned.plan("SubmitServiceJob", _queued(request, site.queue), run_list)
+
+
+def _queued(request: Mapping[str, Any], queue: Queue) -> dict[str, Any]:
+    """Return the request that puts a training job into the queue."""
+    token = request["TrainingJobName"]
+    retry: dict[str, Any] = {"attempts": queue.num_starts}
+    if queue.retries:
+        # The program would fail again, and what somebody stopped is to stay so. For want of capacity Batch
+        # tries again by itself, and counts no attempt.
+        retry["evaluateOnExit"] = [
+            {"action": "RETRY", "onStatusReason": SAGEMAKER_FAULT},
+            {"action": "EXIT", "onStatusReason": "*"},
+        ]
+    return {
+        "jobName": token,
+        "jobQueue": queue.name,
+        "serviceJobType": "SAGEMAKER_TRAINING",
+        PAYLOAD: json.dumps(request),
+        "retryStrategy": retry,
+        **({} if queue.priority is None else {"schedulingPriority": queue.priority}),
+        **({} if queue.share is None else {"shareIdentifier": queue.share}),
+        # No `timeoutConfig`: SageMaker keeps the time limit, from when the job has its machines.
+        "tags": {tag["Key"]: tag["Value"] for tag in request["Tags"]},
+        "clientToken": token,
+    }
 
 
 def is_accelerated(ml_type: str) -> bool:

@@ -1,6 +1,8 @@
 """The SageMaker backend: an attempt is one CreateTrainingJob request, whose job does its runs and ends.
 
-Handles also have `job_name`, which is the attempt's token, and `arn`.
+Handles also have `job_name`, which is the attempt's token, and `arn`. That of a job in a queue of AWS Batch
+has the service job's `arn` and its id, `service_job`; the name of the `queue`; `num_starts`, how often Batch
+may start the job; and, once a look has shown them, `training_jobs`, the ARNs of what it has started.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
+from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.backends.node_agent import store_objects
 from fastlaunch.backends.protocol import AttemptStatus, CloudBackend
 from fastlaunch.backends.sagemaker.observe import attempt_status, billed_on_sagemaker
@@ -46,26 +49,35 @@ class SageMakerBackend(CloudBackend):
     def execute(self, plan: Plan) -> Mapping[str, Any]:
         assert plan.region is not None
         store_objects(self.aws, plan)
+        if plan.is_queued:
+            job = self.aws.submit_service_job(plan.region, plan.request)
+            return _handle(plan, job.arn, job.created_at, job.service_job)
         arn = self.aws.create_training_job(plan.region, plan.request)
         return _handle(plan, arn, self.now())
 
     def find(self, plan: Plan) -> Mapping[str, Any] | None:
         # By its name and folder.
         assert plan.region is not None
-        job = self.aws.training_job_of(plan.region, plan.request)
-        return _handle(plan, job.arn, job.created_at) if job else None
+        find = self.aws.queued_job_of if plan.is_queued else self.aws.training_job_of
+        job = find(plan.region, plan.request)
+        return _handle(plan, job.arn, job.created_at, job.service_job) if job else None
 
     def find_all(self, plans: Sequence[Plan]) -> dict[str, Mapping[str, Any]]:
         # A request for each.
-        handles = {plan.request["TrainingJobName"]: self.find(plan) for plan in plans}
+        handles = {plan.payload["TrainingJobName"]: self.find(plan) for plan in plans}
         return {token: handle for token, handle in handles.items() if handle is not None}
 
     def describe(self, handles: Sequence[Mapping[str, Any]]) -> list[AttemptStatus]:
         # A request for each job.
         jobs = {
             key: self.aws.training_job(*key)
-            for key in {(handle["region"], handle["token"]) for handle in handles}
+            for key in {(handle["region"], handle["token"]) for handle in handles if not _is_queued(handle)}
         }
+        queued = [handle for handle in handles if _is_queued(handle)]
+        for region in {handle["region"] for handle in queued}:
+            here = {handle["service_job"]: handle for handle in queued if handle["region"] == region}
+            for handle, job in zip(here.values(), self.aws.queued_jobs(region, list(here)), strict=True):
+                jobs[region, handle["token"]] = job
         return [attempt_status(jobs[handle["region"], handle["token"]]) for handle in handles]
 
     def stop(self, handle: Mapping[str, Any]) -> None:
@@ -85,6 +97,8 @@ class SageMakerBackend(CloudBackend):
         self._try_to_sync(handle)
 
     def resource_name(self, handle: Mapping[str, Any]) -> str:
+        if _is_queued(handle):
+            return f"job {handle['token']} of queue {handle['queue']} in {handle['region']}"
         return f"training job {handle['token']} in {handle['region']}"
 
     def checkpoint_folder(self, output: str, run_id: str) -> str:
@@ -92,15 +106,35 @@ class SageMakerBackend(CloudBackend):
         return f"{output.rstrip('/').rpartition('/')[0]}/{run_id}/checkpoints/"
 
     def _console_text(self, handle: Mapping[str, Any]) -> str:
-        return self.aws.training_log(handle["region"], handle["token"])
+        name = handle["token"]
+        if _is_queued(handle):
+            job = self._look(handle)
+            if job is None or not job.training_jobs:
+                return ""
+            name = job.training_jobs[-1].rpartition("/")[2]
+        return self.aws.training_log(handle["region"], name)
 
     def _order_end(self, handle: Mapping[str, Any]) -> list[str]:
         """Stop the job: SageMaker sends SIGTERM to its containers, and kills them 120 s later."""
-        region, name = handle["region"], handle["token"]
-        self.aws.stop_training_job(region, name)
-        job = self.aws.training_job(region, name)
+        region, name = handle["region"], handle["service_job" if _is_queued(handle) else "token"]
+        if _is_queued(handle):
+            self.aws.terminate_service_job(region, name)
+        else:
+            self.aws.stop_training_job(region, name)
+        job = self._look(handle)
         has_ended = self._is_old(handle) if job is None else job.has_ended or job.status == "Stopping"
         return [] if has_ended else [name]
+
+    def _look(self, handle: Mapping[str, Any]) -> TrainingJob | None:
+        if not _is_queued(handle):
+            return self.aws.training_job(handle["region"], handle["token"])
+        (job,) = self.aws.queued_jobs(handle["region"], [handle["service_job"]])
+        return job
+
+    def _look_command_for(self, handle: Mapping[str, Any]) -> str:
+        if _is_queued(handle):
+            return f"aws batch describe-service-job --region {handle['region']} --job-id"
+        return super()._look_command_for(handle)
 
     def _try_to_sync(self, handle: Mapping[str, Any]) -> None:
         # Wait for the job's end even if the bucket refuses or the disk is full.
@@ -108,14 +142,28 @@ class SageMakerBackend(CloudBackend):
             self.sync(handle)
 
 
-def _handle(plan: Plan, arn: str, launched_at: datetime) -> dict[str, Any]:
-    tags = {tag["Key"]: tag["Value"] for tag in plan.request["Tags"]}
-    return {
+def _is_queued(handle: Mapping[str, Any]) -> bool:
+    # What is left of a job whose launcher noted nothing has only its token.
+    return handle.get("service_job") is not None
+
+
+def _handle(plan: Plan, arn: str, launched_at: datetime, service_job: str | None = None) -> dict[str, Any]:
+    request = plan.payload
+    tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+    handle = {
         "region": plan.region,
-        "job_name": plan.request["TrainingJobName"],
+        "job_name": request["TrainingJobName"],
         "arn": arn,
-        "token": plan.request["TrainingJobName"],
+        "token": request["TrainingJobName"],
         "output": tags[OUTPUT_TAG],
         "launched_at": launched_at.astimezone(UTC).isoformat(),
-        "num_nodes": plan.request["ResourceConfig"]["InstanceCount"],
+        "num_nodes": request["ResourceConfig"]["InstanceCount"],
+    }
+    if service_job is None:
+        return handle
+    return {
+        **handle,
+        "service_job": service_job,
+        "queue": plan.request["jobQueue"],
+        "num_starts": plan.request["retryStrategy"]["attempts"],
     }
