@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sent_request import SentRequest
 
+from fastlaunch.aws.batch import TRAINING
+
 if TYPE_CHECKING:
     from moto_server import Answer, MotoServer
 
@@ -17,6 +19,8 @@ LOOKS = 1
 _IMPORTS = [False]
 #: Region, name and strategy of those that stacks have made.
 PLACEMENT_GROUPS: list[tuple[str, str, str]] = []
+#: What stacks have made of queues of AWS Batch, part by part.
+QUEUES: list[dict[str, Any]] = []
 #: Subclasses that nobody holds are gone.
 _MODELS: list[Any] = []
 
@@ -24,6 +28,7 @@ _MODELS: list[Any] = []
 def clear() -> None:
     FAILING.clear()
     PLACEMENT_GROUPS.clear()
+    QUEUES.clear()
     _IMPORTS[:] = [False]
 
 
@@ -194,6 +199,13 @@ def _add_models(base: Any) -> None:
             def physical_resource_id(self) -> str:
                 return self.name
 
+            @classmethod
+            def has_cfn_attr(cls, attr: str) -> bool:
+                return attr.endswith("Arn")
+
+            def get_cfn_attribute(self, attribute_name: str) -> str:
+                return f"arn:aws:batch:us-east-1:123456789012:{self.name}"
+
             @staticmethod
             def cloudformation_name_type() -> str:
                 return ""
@@ -235,9 +247,23 @@ def _add_models(base: Any) -> None:
     def policy(name: str, given: Any, region: str) -> None:
         pass
 
+    def environment(name: str, given: Any, region: str) -> None:
+        (limit,) = given["CapacityLimits"]
+        assert (given["ServiceEnvironmentType"], limit["CapacityUnit"]) == (TRAINING, "NUM_INSTANCES")
+        QUEUES.append({"num_instances": int(limit["MaxCapacity"])})
+
+    def shares(name: str, given: Any, region: str) -> None:
+        QUEUES.append({"sharing": "fairsharePolicy" if "FairsharePolicy" in given else None})
+
+    def queue(name: str, given: Any, region: str) -> None:
+        QUEUES.append({"name": given["JobQueueName"], "region": region, "kind": given["JobQueueType"]})
+
     def group(name: str, given: Any, region: str) -> None:
         PLACEMENT_GROUPS.append((region, name, given["Strategy"]))
 
     model("AWS::EC2::SecurityGroupEgress", egress)
     model("AWS::S3::BucketPolicy", policy)
     model("AWS::EC2::PlacementGroup", group)
+    model("AWS::Batch::ServiceEnvironment", environment)
+    model("AWS::Batch::SchedulingPolicy", shares)
+    model("AWS::Batch::JobQueue", queue)

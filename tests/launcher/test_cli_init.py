@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import moto_stacks
 import pytest
@@ -110,6 +111,39 @@ def test_an_account_becomes_ready_and_the_second_time_nothing_changes(
     assert config(isolated).read_text() == text
     err = capsys.readouterr().err
     assert "stack fastlaunch is up to date" in err and "needs no change" in err
+
+
+def parameters(sent: Any) -> dict[str, str]:
+    """The stack's parameters that a request to CloudFormation gives a value."""
+    given = sent.parameters
+    keys = {name: value for name, value in given.items() if name.endswith(".ParameterKey")}
+    values = {key: given.get(name.replace("ParameterKey", "ParameterValue")) for name, key in keys.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def test_a_queue_is_made_with_the_stack(account: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init("--queue", "a/b", "--yes") == 2
+    assert init("--queue", "team", "--queue-instances", "8", "--yes") == 0
+    assert "AWS::Batch::JobQueue" in capsys.readouterr().err
+    made = {name: value for part in moto_stacks.QUEUES for name, value in part.items()}
+    assert made == {
+        **{"name": "team", "region": REGION, "kind": "SAGEMAKER_TRAINING"},
+        **{"num_instances": 8, "sharing": "fairsharePolicy"},
+    }
+    policies = backend("iam", "aws").managed_policies.values()
+    documents = [str(version.document) for one in policies for version in one.versions]
+    assert any("job-queue/team" in document for document in documents)
+    # The queue stays when nobody names it.
+    assert init() == 0
+    assert not {"QueueName", "QueueInstances"} & set(parameters(account.sent("CreateChangeSet")[-1]))
+
+
+def test_a_queue_is_added_to_a_stack(account: MotoServer) -> None:
+    assert init("--yes") == 0
+    assert moto_stacks.QUEUES == []
+    # That the parameter makes a difference only CloudFormation knows.
+    assert init("--queue", "team", "--update", "--yes") == 0
+    assert parameters(account.sent("CreateChangeSet")[-1]) == {"QueueName": "team"}
 
 
 def test_without_a_terminal_nothing_is_changed_unless_it_says_yes(

@@ -21,6 +21,7 @@ from fastlaunch.core.paths import read_text
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER, Settings, config_path, load_settings
 from fastlaunch.core.units import counted, is_region, parse_usd
 from fastlaunch.jobs.image_build import DEFAULT_REPOSITORY
+from fastlaunch.jobs.option_rules import QUEUE
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.network import (
     only_vpc,
@@ -52,6 +53,9 @@ class InitOptions:
     subnets: tuple[str, ...] = ()
     budget_usd: float | None = None
     stack_name: str = "fastlaunch"
+    # Name of a queue of AWS Batch to make, and how many instances its jobs may use at once.
+    queue: str | None = None
+    queue_instances: int | None = None
     # Whether the stack takes over the account's existing bucket and repository.
     import_existing: bool = False
     # Whether to update an existing stack to this version's template.
@@ -75,6 +79,8 @@ def init(context: World, options: InitOptions, *, prompt: Prompt | None = None) 
     """
     if not _STACK.fullmatch(options.stack_name):
         raise UserError(f"{options.stack_name!r} is not a valid stack name", "give letters, digits and -")
+    if options.queue is not None and not QUEUE.fullmatch(options.queue):
+        raise UserError(f"{options.queue!r} is not a valid queue name", "give letters, digits, - and _")
     with activity("asking AWS who you are"):
         identity = context.aws.identity()
     context.report(f"account {identity.account}, as {identity.arn}")
@@ -155,6 +161,7 @@ class _Init:
         self.context.check_can_ask(yes=self.options.yes)
         with ExitStack() as unless_agreed:
             parameters = {"BucketName": bucket, "Vpc": vpc, "RouteTables": ",".join(route_tables)}
+            parameters |= self._queue_parameters()
             change_set, changes = self._propose(
                 unless_agreed, list(subnets), parameters, is_new=True, import_existing=import_existing
             )
@@ -239,7 +246,7 @@ class _Init:
         there = f"stack {stack.name} is there"
         with ExitStack() as unless_agreed:
             try:
-                parameters = dict.fromkeys(stack.parameters)
+                parameters = dict.fromkeys(stack.parameters) | self._queue_parameters()
                 change_set, changes = self._propose(unless_agreed, zones, parameters, is_new=False)
             except (NotAuthorised, BadConfiguration) as error:
                 if self.options.update:
@@ -261,6 +268,11 @@ class _Init:
         return self._execute(change_set)
 
     # Both
+
+    def _queue_parameters(self) -> dict[str, str]:
+        """Return the template's parameters for the queue, where it is given."""
+        given = {"QueueName": self.options.queue, "QueueInstances": self.options.queue_instances}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
     def _propose(
         self,

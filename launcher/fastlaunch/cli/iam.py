@@ -77,6 +77,11 @@ def iam() -> None:
     help="Let jobs read this folder of S3; may be repeated.",
 )
 @click.option(
+    "--queue",
+    metavar="NAME",
+    help="Let jobs be put into this queue of AWS Batch alone; the template makes it.  [default: any; none]",
+)
+@click.option(
     "--only-type",
     "instance_types",
     multiple=True,

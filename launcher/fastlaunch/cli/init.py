@@ -46,6 +46,17 @@ from fastlaunch.core.errors import EXIT_DONE
     "--stack-name", default="fastlaunch", show_default=True, metavar="NAME", help="Name of the stack."
 )
 @click.option(
+    "--queue",
+    metavar="NAME",
+    help="Make a queue of AWS Batch for training jobs, too: `submit --queue NAME --share TEAM`.",
+)
+@click.option(
+    "--queue-instances",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="How many instances jobs of the queue may use at once.  [default: 4]",
+)
+@click.option(
     "--import-existing",
     is_flag=True,
     help="Let the stack take over your bucket and repository if they exist already.",
@@ -57,9 +68,10 @@ def init(**options: Any) -> int:
     """Make an AWS account ready for jobs, and write the config file; asks first.
 
     It deploys one CloudFormation stack: bucket, roles and policies, image repository, security group,
-    placement groups, and a gateway to S3 where there is none. It shows the stack before it makes it, and the
-    config file's lines before it writes them. A second run adds only what is missing. Without a terminal it
-    needs --yes. `fastlaunch iam print --cloudformation` prints the template for an administrator.
+    placement groups, a gateway to S3 where there is none, and a queue where one is named. It shows the stack
+    before it makes it, and the config file's lines before it writes them. A second run adds only what is
+    missing. Without a terminal it needs --yes. `fastlaunch iam print --cloudformation` prints the template
+    for an administrator.
     """
     from fastlaunch.api import init as api
 
