@@ -55,7 +55,7 @@ def test_the_published_rows_are_among_the_arms() -> None:
         ]
         for name, experiment in EXPERIMENTS.items()
     }
-    assert set(labels) == {"fp8", "compile-modes", "ort", "distilbert", "fusion"}
+    assert set(labels) == {"fp8", "compile-modes", "ort", "distilbert", "fusion", "lora"}
     assert {("bf16", 64, None), ("te-article", 128, None), ("te-article-fp8", 128, None)} <= {*labels["fp8"]}
     assert ("compile-max-autotune precision=fp32", 4, 1) in labels["compile-modes"]
     assert ("lightning precision=fp16", 12, 1) in labels["distilbert"]

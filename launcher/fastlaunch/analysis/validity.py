@@ -184,8 +184,8 @@ def _wrong_numerics(runs: Sequence[RunSummary]) -> Iterator[str]:
         share = f" (in {len(results)} of {len(runs)} runs)" if len(results) < len(runs) else ""
         yield f"{name}: {results[0]}{share}"
     recipe = runs[0].setup.known_recipe
-    if not failed and recipe and not recipe.is_equivalent:
-        yield "known not to be equivalent: its blocks attend across the batch, and train another model"
+    if not failed and recipe and recipe.difference:
+        yield f"known not to be equivalent: {recipe.difference}"
 
 
 def _what_failed(check: Check) -> str:

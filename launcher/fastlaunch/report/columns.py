@@ -24,6 +24,7 @@ from fastlaunch.report.text import (
     number,
     rate_of,
     rate_text,
+    shown_unit,
     which,
     with_range,
 )
@@ -79,7 +80,7 @@ def columns_of(
     if is_priced and any(row.cost.usd_per_million_samples for row in rows):
         amount = RowColumn(
             f"$/M {rate.partition('/')[0]}",
-            lambda row: row.cost.usd_per_million_samples and row.cost.usd_per_million_samples.value,
+            lambda row: (usd := row.cost.usd_per_million_samples) and usd.value / shown_unit(row).per_sample,
             format=dollars,
             align="right",
             in_overview=True,
@@ -88,6 +89,8 @@ def columns_of(
     cost: dict[str, Any] = {"align": "right", "part": Part.COST}
     start: dict[str, Any] = {"align": "right", "part": Part.START, "format": "{:.1f}".format}
     quantity: dict[str, Any] = {**speed, "format": _without_range}
+    in_tokens = rate == "tokens/s"
+    summary: dict[str, Any] = {"is_summary": True, "at_price": "usd"}
     money: dict[str, Any] = {**cost, "format": partial(with_range, format_value=dollars)}
     return [
         RowColumn("row", lambda row: name_of(row, rows, letters=letters), is_summary=True),
@@ -138,7 +141,8 @@ def columns_of(
         _data("overhead.build_s", "build s", **start),
         _data("overhead.compile_s", "compile s", **start),
         _data("overhead.warmup_s", "warm-up s", **start),
-        *map(_data, ("overhead.peak_memory_gib", "overhead.data_wait_fraction", "overhead.utilization")),
+        _data("overhead.peak_memory_gib", "peak GiB", **speed, format="{:.1f}".format, importance=3),
+        *map(_data, ("overhead.data_wait_fraction", "overhead.utilization")),
         *map(_step_part, STEP_PARTS),
         *map(_data, ("kernels", "offer.service", "offer.region", "offer.purchase")),
         RowColumn(
@@ -155,8 +159,14 @@ def columns_of(
         _of_price("price_inferred", lambda price: price.inferred),
         _of_price("price_charged_as", lambda price: price.instance if price.basis == "named" else None),
         _of_price("price_hypothetical", lambda price: price.hypothetical),
-        _data("cost.usd_per_million_samples", f"$/M {unit}", **money, is_summary=True, at_price="usd"),
-        _data("cost.usd_per_million_tokens", "$/M tokens", importance=10, **money),
+        _data("cost.usd_per_million_samples", f"$/M {unit}", **money, **({} if in_tokens else summary)),
+        _data(
+            "cost.usd_per_million_tokens",
+            "$/M tokens",
+            importance=10,
+            **money,
+            **(summary if in_tokens else {}),
+        ),
         _data("cost.samples_per_usd"),
         _data("verdict.ratio", "x per $", key="ratio_to_baseline", **cost, format=_ratio_text),
         # Show the interval if it decides.

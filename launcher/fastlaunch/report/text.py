@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from string import ascii_letters
 from typing import Any
 
@@ -12,7 +13,7 @@ from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_o
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
 from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
-from fastlaunch.analysis.pricing import reciprocal
+from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT
 from fastlaunch.catalog.hardware import identify
@@ -176,7 +177,9 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
         return f"nothing is ranked: {name_of(rows[0], rows, letters=letters)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
     name, per_usd = f"{name_of(first, rows, letters=letters)}{_where(rows)}", first.cost.samples_per_usd
-    amount = (per_usd.value if per_usd else None) if priced else rate_of(first)[0]
+    amount = rate_of(first)[0]
+    if priced:
+        amount = per_usd.value * shown_unit(first).per_sample if per_usd else None
     if amount is not None:
         says = f"{name} gives {number(amount)} {what_counts(first, priced)}"
     else:
@@ -262,6 +265,22 @@ def what_counts(row: Row, priced: bool) -> str:
     return f"{unit.partition('/')[0]} per dollar" if priced else unit
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShownUnit:
+    """What is counted for people, and how many of it are in a sample."""
+
+    name: str
+    per_sample: float = 1.0
+
+
+def shown_unit(row: Row) -> ShownUnit:
+    """Return the unit of the row's samples; tokens for sequences, which are of any length."""
+    tokens, samples = row.speed.tokens_per_s, row.speed.samples_per_s
+    if row.setup.sample_unit == "sequences" and tokens and samples:
+        return ShownUnit(name="tokens", per_sample=tokens.value / samples.value)
+    return ShownUnit(name=row.setup.sample_unit)
+
+
 def rate_of(row: Row) -> tuple[float | None, str]:
     """Return `625, "images/s"`; `"steps/s"` if samples are unknown, `"runs/h"` without steps."""
     speed = row.speed
@@ -269,13 +288,17 @@ def rate_of(row: Row) -> tuple[float | None, str]:
         return 1 / speed.step_time_s.value, "steps/s"
     if row.group.measure == TOTAL and speed.total_time_s:
         return 3600 / speed.total_time_s.value, "runs/h"
-    return speed.samples_per_s.value if speed.samples_per_s else None, f"{row.setup.sample_unit}/s"
+    unit, rate = shown_unit(row), speed.samples_per_s
+    return rate.value * unit.per_sample if rate else None, f"{unit.name}/s"
 
 
 def rate_text(row: Row) -> str | None:
     """Return the rate of `rate_of` with its range; None without a rate."""
     rate, _ = rate_of(row)
-    return with_range(row.speed.samples_per_s) or (None if rate is None else f"{rate:.3g}")
+    samples_per_s = row.speed.samples_per_s
+    if samples_per_s is not None:
+        return with_range(scaled(samples_per_s, shown_unit(row).per_sample))
+    return None if rate is None else f"{rate:.3g}"
 
 
 def _ratio(row: Row, priced: bool) -> Interval | None:
@@ -396,7 +419,7 @@ def number(value: float) -> str:
         return f"{value:,.0f}" if value < 1e12 else f"{value:.3g}"
     if value >= 9.995:
         return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
+    return f"{value:.2f}" if value >= 0.9995 else f"{value:#.3g}"
 
 
 def about(value: float) -> str:

@@ -123,9 +123,18 @@ class Recipe:
         return cls(**values)
 
     @property
+    def difference(self) -> str | None:
+        """What its model is known to compute otherwise; None if only what a step computes is rounded."""
+        if self.blocks == "te-article":
+            return "its blocks attend across the batch, and train another model"
+        if self.frozen_weights == "nf4":
+            return "its frozen weights are rounded to 4 bits, and what is trained on them is another model"
+        return None
+
+    @property
     def is_equivalent(self) -> bool:
         """Whether its blocks compute what the model's do, up to rounding of what a step computes."""
-        return self.blocks != "te-article" and self.frozen_weights != "nf4"
+        return self.difference is None
 
     @property
     def compiles(self) -> bool:

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -37,6 +37,7 @@ from fastlaunch.report.text import (
     number,
     rate_of,
     sentence_of,
+    shown_unit,
     what_counts,
     with_range,
 )
@@ -125,10 +126,10 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     ordered = in_order(rows)
     colours = _colours(ordered)
     ranked = [
-        (row, usd, hours)
+        (row, scaled(usd, 1 / shown_unit(row).per_sample), hours)
         for row in ordered
         if is_comparable(row) and not row.is_barred
-        if (usd := row.cost.usd_per_million_samples) and (hours := _hours(rate_on_type(row.group)))
+        if (usd := row.cost.usd_per_million_samples) and (hours := _hours(row))
     ]
     if not ranked:
         raise UserError(
@@ -143,7 +144,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         points.append(
             _point(name, colours(row.setup.known_recipe or row.setup.recipe), "measured", hours, usd)
         )
-    predicted = given.predicted.get(workload, ())
+    predicted = _predicted(given, workload, rows)
     for of in predicted:
         usd = scaled(of.hours, of.usd_per_hour)
         points.append(_point(of.name, colours(of.recipe), "predicted", of.hours, usd))
@@ -162,7 +163,7 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
         }
         for point in points
     ]
-    spec = charts.cost_against_time(rows[0].setup.sample_unit, _colour_names(drawn, predicted, colours))
+    spec = charts.cost_against_time(shown_unit(rows[0]).name, _colour_names(drawn, predicted, colours))
     if legend := letters.legend():
         spec["title"] = {"text": legend, "anchor": "start", "orient": "bottom", **_LEGEND}
     return spec, {"rows": rows_of_chart, "front": front}
@@ -239,7 +240,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     first, *others = columns
     columns = [first, *sorted(others, key=_place_on_page)]
     colours = _colours(ordered)
-    predicted = given.predicted.get(workload, ())
+    predicted = _predicted(given, workload, rows)
     named = _colour_names(ordered, predicted, colours)
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
     numbers = {id(row): number for number, row in enumerate(ordered)}
@@ -382,13 +383,20 @@ def _interval(quantity: Interval | None) -> list[float | None] | None:
     return None if quantity is None else [_rounded(end) for end in _limited(quantity)]
 
 
-def _hours(rate_per_s: Interval | None) -> Interval | None:
-    """Return the hours of a million samples."""
-    return reciprocal(scaled(rate_per_s, _S_PER_HOUR), 1e6) if rate_per_s else None
+def _hours(row: Row) -> Interval | None:
+    """Return the hours of a million samples, or of what the row counts in their place."""
+    rate_per_s = rate_on_type(row.group)
+    return rate_per_s and reciprocal(scaled(rate_per_s, _S_PER_HOUR * shown_unit(row).per_sample), 1e6)
+
+
+def _predicted(given: PageInput, workload: str, rows: Sequence[Row]) -> list[Predicted]:
+    """Return the workload's predictions, for a million of what the rows count."""
+    per_sample = shown_unit(rows[0]).per_sample
+    return [replace(of, hours=scaled(of.hours, 1 / per_sample)) for of in given.predicted.get(workload, ())]
 
 
 def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> dict[str, Any]:
-    setup, hours, (rate, _) = row.setup, _hours(rate_on_type(row.group)), rate_of(row)
+    setup, hours, (rate, _), samples_per_s = row.setup, _hours(row), rate_of(row), row.speed.samples_per_s
     return {
         "name": name,
         "short": _placed(name, row),
@@ -397,7 +405,7 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
         "numNodes": setup.num_nodes,
         "usdPerHour": row.price.usd_per_hour if row.price else None,
         "hours": _interval(hours),
-        "rate": _interval(row.speed.samples_per_s)
+        "rate": _interval(samples_per_s and scaled(samples_per_s, shown_unit(row).per_sample))
         or (None if rate is None else [_rounded(rate), None, None]),
         "ranked": is_comparable(row) and not row.is_barred,
     }
