@@ -113,7 +113,10 @@ def picture() -> tuple[dict[str, Any], Any]:
     spec, data = cost_chart(made.page_input())
     by_name = {point["name"]: point for point in data["rows"]}
     spec.pop("title")
-    # A few points that each have their name, without predictions and without the line of the cheapest.
+    # A few points that each have their name, without predictions, legend and the line of the cheapest.
+    for layer in spec["layer"]:
+        if "color" in layer.get("encoding", {}):
+            layer["encoding"]["color"]["legend"] = None
     rows = [
         {**by_name[name], "label": label, "side": "right" if "fp8" in label else "left"}
         for name, label in _PICTURED.items()
