@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_world import AFTER_FORGETTING_S, World, opened_world
+from cloud_world import AFTER_FORGETTING_S, World, opened_world, training_job
+from fake_cloud import HALF, REST
 from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
 from moto_batch import ServiceJob
 from sagemaker_builders import training_site
@@ -243,6 +244,41 @@ def test_a_request_that_was_never_sent_is_settled(world: World) -> None:
     assert run.state is RunState.RUNNING
     (run,) = look(world, run, seconds=AFTER_FORGETTING_S)
     assert run.state.is_final and world.attempt(run).ending is Ending.NEVER_STARTED
+
+
+def test_a_request_whose_queue_is_gone_is_settled(world: World) -> None:
+    queue_of(world).num_instances = 0
+    (run,) = world.submit(detach=True)
+    forget_handle(world, run)
+    world.aws.queues.queues.clear()
+    world.aws.queues.service_jobs.clear()
+    (run,) = look(world, run, seconds=AFTER_FORGETTING_S)
+    assert run.state.is_final and world.attempt(run).ending is Ending.NEVER_STARTED
+
+
+def test_resume_goes_through_the_queue_again(world: World) -> None:
+    def run_out(job: FakeJob) -> None:
+        (run_id,) = job.run_ids()
+
+        def end() -> None:
+            job.upload_records(run_id, **HALF)
+            folder = f"fastlaunch/runs/{run_id}/{run_id}/checkpoints"
+            world.aws.objects["acme-training", f"{folder}/step-00000020.pt"] = b"weights"
+            job.say_last("interrupted", {run_id: "interrupted"}, reason="watchdog")
+            job.end("Stopped", secondary="MaxRuntimeExceeded")
+
+        job.get_machines()
+        world.clock.at(TRAINING_S + 60, job.boot)
+        world.clock.at(TRAINING_S + 600, end)
+
+    world.aws.job = run_out
+    (run,) = world.submit(jobs=(training_job(checkpoint_every=20),))
+    assert (run.state, world.attempt(run).ending) == (RunState.INTERRUPTED, Ending.TIME_LIMIT)
+    world.aws.job = lambda job: job.train(how=lambda run_id: REST)
+    after = world.launcher().resume(run)
+    assert after.state is RunState.COMPLETED, after.reason
+    assert [token for _, token in world.tokens()] == [f"{run.id}-a1", f"{run.id}-a2"]
+    assert len(world.aws.queues.service_jobs) == 2
 
 
 # Stopped

@@ -61,7 +61,7 @@ class SimulatedTrainingJob:
         assert checkpoints["LocalPath"] == "/opt/ml/checkpoints"
         #: Where SageMaker copies what the hosts leave, and what this job's nodes leave there.
         self.uri: str = checkpoints["S3Uri"]
-        self.output = f"{self.uri}/{name}"
+        self.output = f"{self.uri}/{self._request['Environment']['FASTLAUNCH_TOKEN']}"
         bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self.bucket = Bucket(s3=server_client(moto, "s3", self._job.region), name=bucket, prefix=prefix)
         self.hosts: list[TrainingHost] = []
@@ -92,6 +92,10 @@ class SimulatedTrainingJob:
     def lose(self) -> None:
         """Take the machines back without any notice, and go on with others."""
         self._asked = "lose"
+
+    def fail(self) -> None:
+        """Lose the machines by a fault of SageMaker's own, which ends the job."""
+        self._asked = "fail"
 
     def kill_host(self, rank: int) -> None:
         """End one host's container at once, as when it runs out of memory."""
@@ -182,6 +186,8 @@ class SimulatedTrainingJob:
             return True
         if why == "stop":
             jobs.end(self.name, "Stopped")
+        elif why == "fail":
+            jobs.end(self.name, "Failed", reason="InternalServerError: We encountered an internal error.")
         elif all(code == 0 for code in codes):
             jobs.end(self.name, "Completed")
         else:
@@ -199,7 +205,7 @@ class SimulatedTrainingJob:
                 return "close"
             if self._asked and why is None:
                 why = self._asked
-                number = signal.SIGKILL if why == "lose" else signal.SIGTERM
+                number = signal.SIGKILL if why in ("lose", "fail") else signal.SIGTERM
                 kill_at = now + _GRACE_S
                 for host in self.hosts:
                     host.signal(number)

@@ -657,6 +657,26 @@ def test_a_training_job_on_spot_ends_as_if_it_had_not_been_interrupted(
     assert job.rewritten() == []
 
 
+def test_a_job_from_a_queue_that_sagemaker_fails_goes_on_from_its_checkpoint(
+    training_jobs: TrainingJobs, isolated: Path
+) -> None:
+    training_jobs.scene.moto.queues.add("team")
+    process = training_jobs.submit("--recipe", "fp32", "--queue", "team", "--retries", "1")
+    job = training_jobs.job()
+    (run,) = runs()
+    training_jobs.scene.wait_for(f"{job.uri}/{run.id}/checkpoints/step-")
+    job.fail()
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out + job.console
+    (run,) = runs()
+    assert (run.state, run.reason) == (RunState.COMPLETED, None)
+    first, second = sorted((isolated / "runs" / run.id).glob("rank-00000-attempt-*.jsonl"))
+    steps = [step.step for step in read_record(second).steps]
+    assert 1 < steps[0] <= read_record(first).steps[-1].step + 1 and steps[-1] == 60
+    assert len(training_jobs.scene.moto.training_jobs.jobs) == 2
+    assert [started.rewritten() for started in training_jobs.scene.started] == [[], []]
+
+
 def test_a_script_comes_home_from_a_training_job(
     training_jobs: TrainingJobs, script: Path, required: Path, isolated: Path
 ) -> None:

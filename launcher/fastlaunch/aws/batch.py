@@ -107,7 +107,14 @@ class BatchCalls(SageMakerCalls):
         """Return the job that the request put into its queue; None if there is none (yet)."""
         name, queue = request["jobName"], request["jobQueue"]
         filters = [{"name": "JOB_NAME", "values": [name]}]
-        for summary in self._summaries(region, jobQueue=queue, filters=filters):
+        try:
+            summaries = list(self._summaries(region, jobQueue=queue, filters=filters))
+        except BadConfiguration as error:
+            if error.code != _REFUSED:
+                raise
+            # There is no such queue (any more): it can be deleted once no job is left in it.
+            return None
+        for summary in summaries:
             answer = self._describe_service_job(region, summary["jobId"])
             if summary["jobName"] == name and answer is not None and _is_of(answer, request):
                 return self._merged(region, answer, {})
