@@ -147,12 +147,22 @@ def test_a_second_start_has_a_time_limit_of_its_own(world: World) -> None:
     queue_of(world).num_instances = 0
     (run,) = look(world, run, seconds=24 * 3600)
     assert run.reason == "queued (RUNNABLE, position 1 in queue team)"
+    # It waits again, and costs nothing again.
+    first_s = TRAINING_S + 300 - 120
+    cost = attempt_cost(world.attempt(run), world.clock.now())
+    assert cost.usd == pytest.approx(first_s / 3600 * SITE.usd_per_hour)
+    assert alarm(world.attempt(run), world.clock.now()) is None
     queue_of(world).num_instances = 1
     look(world, run)
     look(world, run, seconds=TRAINING_S)
+    cost = attempt_cost(world.attempt(run), world.clock.now())
+    assert cost.usd == pytest.approx((first_s + TRAINING_S - 120) / 3600 * SITE.usd_per_hour)
     assert alarm(world.attempt(run), world.clock.now()) is None
     (run,) = look(world, run, seconds=600)
     assert run.state is RunState.COMPLETED
+    # A day in the queue is neither billed, nor taken from what another attempt may use.
+    billing = world.attempt(run).billing
+    assert billing.billed_s == billing.lived_s == first_s + 340
 
 
 @pytest.mark.parametrize("retries", [0, 3])

@@ -223,7 +223,8 @@ class BatchCalls(SageMakerCalls):
             queue=_queue_of(answer),
             training_jobs=tuple(arns),
             placed_at=latest.created_at if latest and not latest.has_ended else None,
-            restarted_at=latest.started_at if latest else None,
+            restarted_at=latest.started_at if latest and not latest.has_ended else None,
+            earlier_s=sum(_billable_s(job) for job in jobs if job.has_ended),
         )
 
 

@@ -63,10 +63,11 @@ class TrainingJob:
     service_job: str | None = None
     queue: str | None = None
     training_jobs: tuple[str, ...] = ()
-    # When its live training job was created, None while it waits in the queue; and when the latest one began
-    # on its machines.
+    # When its live training job was created, and began on its machines; None while it waits in the queue.
     placed_at: datetime | None = None
     restarted_at: datetime | None = None
+    # Billed seconds of its training jobs that have ended.
+    earlier_s: float = 0.0
 
     @property
     def has_ended(self) -> bool:

@@ -89,9 +89,11 @@ class AttemptStatus:
     training_s: float | None = None
     #: What AWS says went wrong.
     problem: CloudRefused | None = None
-    #: For a job in a queue: ARNs of what the queue started for it, and when the latest of them got machines.
+    #: For a job in a queue: ARNs of what the queue started for it, when the live one of them got machines,
+    #: and the billed seconds of those that have ended.
     started_jobs: tuple[str, ...] = ()
     restarted_at: datetime | None = None
+    earlier_s: float = 0.0
     #: AWS's own words for what the machines do, or why they ended.
     detail: str | None = None
 

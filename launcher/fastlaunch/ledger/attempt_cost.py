@@ -7,7 +7,7 @@ is sunk.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from fastlaunch.core.ownership import MARGIN_MINUTES
@@ -45,7 +45,7 @@ def attempt_cost(attempt: Attempt, now: datetime) -> Cost:
     if launched_at is None:
         return Cost(usd=0.0, is_final=False, text="nothing yet", sunk_usd=billing.sunk_usd)
     is_bound = _may_have_ended(attempt, now)
-    seconds = _limit_s(attempt) if is_bound else max(0.0, (now - launched_at).total_seconds())
+    seconds = _limit_s(attempt) if is_bound else _lasted_s(attempt, launched_at, now)
     return _cost(attempt, seconds, is_final=False, is_bound=is_bound)
 
 
@@ -84,7 +84,7 @@ def minutes_used(attempts: Iterable[Attempt], now: datetime) -> float:
         if attempt.billing.lived_s is not None:
             minutes += attempt.billing.lived_s / 60
         elif attempt.ended_at is None and (launched_at := _launched_at(attempt)):
-            minutes += max(timedelta(), now - launched_at).total_seconds() / 60
+            minutes += _lasted_s(attempt, launched_at, now) / 60
     return minutes
 
 
@@ -97,6 +97,17 @@ def _launched_at(attempt: Attempt) -> datetime | None:
     by_answer = (attempt.handle or {}).get("launched_at") if attempt.backend == "ec2" else None
     launched_at = attempt.launched_at or by_answer
     return datetime.fromisoformat(launched_at) if launched_at else None
+
+
+def _lasted_s(attempt: Attempt, launched_at: datetime, now: datetime) -> float:
+    """Return for how long an open attempt has had machines: not while it waits in a queue to be retried."""
+    handle = attempt.handle or {}
+    if "restarted_at" in handle:
+        since, earlier_s = handle["restarted_at"], float(handle["earlier_s"])
+        if since is None:
+            return earlier_s
+        return earlier_s + max(0.0, (now - datetime.fromisoformat(since)).total_seconds())
+    return max(0.0, (now - launched_at).total_seconds())
 
 
 def _limit_s(attempt: Attempt) -> float:

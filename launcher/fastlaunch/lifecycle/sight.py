@@ -92,8 +92,8 @@ def over_since(attempt: Attempt, now: datetime) -> datetime | None:
     """Return since when an open attempt that may cost money is over its time; None if it is not."""
     launched_at = _costs_since(attempt)
     if launched_at and attempt.handle:
-        # Each start of a job in a queue has the whole time limit.
-        launched_at = attempt.handle.get("restarted_at") or launched_at
+        # Each start of a job in a queue has the whole time limit, which does not pass while it waits.
+        launched_at = attempt.handle.get("restarted_at", launched_at)
     ends_at = _ends_at(attempt, launched_at) if launched_at else None
     return ends_at if ends_at and now > ends_at else None
 
@@ -230,7 +230,7 @@ def _note_starts(ledger: Ledger, attempt: Attempt, aws_status: AttemptStatus) ->
     if not started:
         return
     restarted_at = aws_status.restarted_at and aws_status.restarted_at.astimezone(UTC).isoformat()
-    seen = {"training_jobs": started, "restarted_at": restarted_at}
+    seen = {"training_jobs": started, "restarted_at": restarted_at, "earlier_s": aws_status.earlier_s}
     if any(handle.get(name) != value for name, value in seen.items()):
         ledger.set_handle(attempt.id, {**handle, **seen})
 

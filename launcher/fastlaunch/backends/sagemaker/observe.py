@@ -86,6 +86,7 @@ def attempt_status(job: TrainingJob | None) -> AttemptStatus:
         problem=problem,
         started_jobs=job.training_jobs,
         restarted_at=job.restarted_at,
+        earlier_s=job.earlier_s,
         detail=_detail(job),
     )
 
@@ -131,8 +132,9 @@ def billed_on_sagemaker(
     if aws_status.is_seen and aws_status.launched_at is None:
         # The job waited for machines and got none.
         return Billed(lived_s=0.0, billed_s=aws_status.billable_s or 0.0, billing="times")
-    if aws_status.is_spot and aws_status.training_s:
-        # Between its start and its end a spot job also waits for machines, after each interruption.
+    if (aws_status.is_spot or aws_status.started_jobs) and aws_status.training_s:
+        # Between its start and its end a spot job also waits for machines, after each interruption, and a job
+        # in a queue to be started again.
         lived_s = aws_status.training_s
     elif aws_status.ended_at is not None and aws_status.ended_at >= started_at:
         lived_s = (aws_status.ended_at - started_at).total_seconds()

@@ -2,7 +2,9 @@
 
 Handles also have `job_name`, which is the attempt's token, and `arn`. That of a job in a queue of AWS Batch
 has the service job's `arn` and its id, `service_job`; the name of the `queue`; `num_starts`, how often Batch
-may start the job; and, once a look has shown them, `training_jobs`, the ARNs of what it has started.
+may start the job. Once a look has shown them, it has `training_jobs`, the ARNs of what Batch has started;
+`restarted_at`, since when the live one has machines (ISO 8601, or None); and `earlier_s`, the billed seconds
+of the others.
 """
 
 from collections.abc import Mapping, Sequence
