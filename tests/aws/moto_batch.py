@@ -54,6 +54,7 @@ class ServiceJob:
     is_terminated: bool = False
     stopped_at: datetime | None = None
     training_jobs: list[str] = field(default_factory=list)
+    hidden: int = 0
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -70,12 +71,16 @@ class ServiceJob:
 
 
 class Queues:
-    """All queues of the account. jobs: where their turns lead to."""
+    """All queues of the account. jobs: where their turns lead to.
+
+    hidden_looks: how often a new job is not found or listed.
+    """
 
     def __init__(self, jobs: TrainingJobs) -> None:
         self.jobs = jobs
         self.queues: dict[tuple[str, str], Queue] = {}
         self.service_jobs: dict[str, ServiceJob] = {}
+        self.hidden_looks = 0
 
     # What tests do
 
@@ -178,6 +183,7 @@ class Queues:
             queue=queue,
             request=asked,
             created_at=self.jobs.now(),
+            hidden=self.hidden_looks,
         )
         self.service_jobs[job_id] = job
         return _json({"jobArn": job.arn, "jobName": asked["jobName"], "jobId": job_id})
@@ -209,6 +215,7 @@ class Queues:
             self._summary(job)
             for job in self.service_jobs.values()
             if job.queue is queue
+            and self._is_shown(job)
             and (
                 job.request["jobName"] in names if names else job.status == asked.get("jobStatus", "RUNNING")
             )
@@ -244,7 +251,13 @@ class Queues:
 
     def _job(self, request: SentRequest) -> ServiceJob | None:
         job = self.service_jobs.get(request.parameters["jobId"])
-        return job if job and job.queue.region == request.region else None
+        return job if job and job.queue.region == request.region and self._is_shown(job) else None
+
+    def _is_shown(self, job: ServiceJob) -> bool:
+        if job.hidden:
+            job.hidden -= 1
+            return False
+        return True
 
     def _in_order(self, queue: Queue) -> list[ServiceJob]:
         in_use = self._in_use(queue)

@@ -14,7 +14,7 @@ from moto_gaps import machine_image_id
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
-from fastlaunch.backends.site import CapacityBlock, Site
+from fastlaunch.backends.site import CapacityBlock, Queue, Site
 from fastlaunch.cli.main import run
 from fastlaunch.core.settings import load_settings
 from fastlaunch.jobs.job import Job
@@ -58,7 +58,7 @@ def start(context: World, words: Sequence[str]) -> int:
     """Exit code of a submission of two runs that has been resolved to places.
 
     words: options (`--nodes=N`, `--detach`, `--spot`) and places, in the order to try: `TYPE/REGION/ZONE`,
-    also with a capacity block, `TYPE/REGION/ZONE/cr-...`, or `ml.TYPE,ml.TYPE/REGION`.
+    also with a capacity block, `TYPE/REGION/ZONE/cr-...`, `ml.TYPE/REGION`, or `ml.TYPE/REGION/QUEUE`.
     As `submit` does once it has looked everything up, for which no trial needs to ask AWS again and again.
     """
     from fastlaunch.core.errors import UserError
@@ -93,9 +93,10 @@ def _place(name: str, context: World) -> Site:
     instance, region, *rest = name.split("/")
     own = context.settings.aws[region]
     assert own.bucket and own.instance_profile
-    if not rest:
+    if instance.startswith("ml."):
+        queue = Queue(name=rest[0]) if rest else None
         return sagemaker_builders.training_site(
-            instance.removeprefix("ml."), region=region, bucket=own.bucket, role=own.role
+            instance.removeprefix("ml."), region=region, bucket=own.bucket, role=own.role, queue=queue
         )
     changes: dict[str, Any] = {
         "region": region,
@@ -157,5 +158,5 @@ def warm_up() -> None:
     """Import and read what every command needs, so that its forks have it."""
 
     ec2_builders.catalogue()
-    for service in ("ec2", "s3", "sagemaker", "scheduler"):
+    for service in ("batch", "ec2", "s3", "sagemaker", "scheduler"):
         connect(service, "us-east-1", "http://127.0.0.1:1")

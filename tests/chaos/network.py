@@ -14,7 +14,7 @@ from faulty_proxy import Fault, FaultyProxy
 from sent_request import SentRequest
 
 #: The requests that start machines.
-LAUNCHES = ("RunInstances", "CreateTrainingJob")
+LAUNCHES = ("RunInstances", "CreateTrainingJob", "SubmitServiceJob")
 #: Signs the requests of somebody who is logged in to another account, which can read the bucket too.
 STRANGER_KEY = "AKIASTRANGER"
 _STRANGER = (
@@ -162,6 +162,10 @@ def _empty(request: SentRequest) -> Any:
         return moto_gaps.xml(request.action, "<reservationSet/>")
     if request.action == "DescribeTrainingJob":
         return moto_gaps.error(request, "ValidationException", "Requested resource not found.", 400)
+    if request.action == "DescribeServiceJob":
+        return moto_gaps.error(request, "ClientException", "Job does not exist.", 400)
+    if request.action == "ListServiceJobs":
+        return _json({"jobSummaryList": []})
     if request.action == "ListTrainingJobs":
         return _json({"TrainingJobSummaries": []})
     return None
@@ -177,7 +181,12 @@ def _answer_of_another_account(request: SentRequest) -> Any:
         return _json({"Schedules": []})
     if (empty := _empty(request)) is not None:
         return empty
-    code = {"ec2": "InvalidInstanceID.NotFound", "sagemaker": "ValidationException"}
+    if request.action == "DescribeJobQueues":
+        return _json({"jobQueues": []})
+    code = {
+        **{"ec2": "InvalidInstanceID.NotFound", "sagemaker": "ValidationException"},
+        "batch": "ClientException",
+    }
     return moto_gaps.error(
         request, code.get(request.service, "ResourceNotFoundException"), "There is none.", 400
     )

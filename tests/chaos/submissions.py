@@ -27,6 +27,8 @@ SUBMISSIONS = {
     "spot": ("--spot", *_MACHINES),
     "detached-spot": ("--detach", "--spot", *_MACHINES),
     "job": _JOBS,
+    # Through a queue of AWS Batch.
+    "queued-job": ("ml.p5.48xlarge/us-east-1/team", "ml.p4d.24xlarge/us-west-2/team"),
     "spot-job": ("--spot", "ml.p5.48xlarge/us-east-1", "ml.p4d.24xlarge/us-west-2"),
 }
 REGIONS = ("us-east-1", "us-west-2")
@@ -34,6 +36,8 @@ REGIONS = ("us-east-1", "us-west-2")
 
 def launch_of(kind: str) -> str:
     """The request that starts what a submission of this kind asks for."""
+    if kind == "queued-job":
+        return "SubmitServiceJob"
     return "CreateTrainingJob" if kind.endswith("job") else "RunInstances"
 
 
@@ -53,6 +57,7 @@ def furnish(server: MotoServer) -> dict[str, Any]:
     config = {}
     for region in REGIONS:
         own = server.set_up_region(region)
+        server.queues.add("team", region, num_instances=100)
         assert own.bucket and own.subnets
         config[region] = {
             "bucket": own.bucket,

@@ -16,7 +16,7 @@ from network import Faults, Moment
 from submissions import SUBMISSIONS, launch_of, num_nodes_of
 from trial import Trial
 
-#: Seeded trials of each kind of submission: 320, of which 40 are slow, and the others in the full tier.
+#: Seeded trials of each kind of submission: 352, of which 44 are slow, and the others in the full tier.
 NUM_TRIALS = {
     "machine": 72,
     "nodes": 32,
@@ -24,6 +24,7 @@ NUM_TRIALS = {
     "detached": 24,
     "detached-nodes": 16,
     "job": 48,
+    "queued-job": 32,
     "spot-job": 24,
     "spot": 40,
     "detached-spot": 56,
@@ -49,7 +50,7 @@ def test_nothing_leaks_whatever_goes_wrong(trial: Trial, kind: str, seed: int) -
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("step", range(1, NUM_STEPS + 1))
-@pytest.mark.parametrize("kind", ["machine", "job"])
+@pytest.mark.parametrize("kind", ["machine", "job", "queued-job"])
 def test_nothing_leaks_from_any_step_of_the_ledger(trial: Trial, kind: str, step: int, before: bool) -> None:
     trial.faults = Faults()
     assert not trial.run(Death(commit=step, before_commit=before)), trial.story()
@@ -68,17 +69,17 @@ def test_nothing_leaks_from_the_launch_itself(trial: Trial, kind: str, hidden: i
 
 
 @pytest.mark.parametrize("view", [View.STALE, View.STRANGE])
-@pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
+@pytest.mark.parametrize("kind", ["machine", "nodes", "job", "queued-job"])
 def test_what_is_not_shown_is_neither_lost_nor_ended(trial: Trial, kind: str, view: View) -> None:
     trial.faults, trial.fates, trial.view = Faults(), ("hangs",), view
     trial.next_typed = (("status",), ("status",), ("reap", "--yes"), ("status",))
-    look = "DescribeTrainingJob" if kind == "job" else "DescribeInstances"
+    look = {"job": "DescribeTrainingJob", "queued-job": "DescribeServiceJob"}.get(kind, "DescribeInstances")
     assert not trial.run(Death(moment=Moment(n=6, action=look, after=True), after_s=20.0)), trial.story()
     assert trial.num_launched == num_nodes_of(kind), trial.story()
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
-@pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
+@pytest.mark.parametrize("kind", ["machine", "nodes", "job", "queued-job"])
 def test_what_was_started_without_an_answer_is_found_again(trial: Trial, kind: str, hidden: int) -> None:
     trial.faults = Faults(first_launch=Fault.LOSE_ANSWER, hidden=hidden)
     trial.fates, trial.next_typed = ("hangs",), ()
@@ -103,7 +104,7 @@ def test_both_nodes_end_with_the_run(trial: Trial, kind: str, hidden: int, fates
 
 @pytest.mark.parametrize("expires_at", [None, 3])
 @pytest.mark.parametrize("hidden", [0, 3, 30])
-@pytest.mark.parametrize("kind", ["machine", "nodes", "job"])
+@pytest.mark.parametrize("kind", ["machine", "nodes", "job", "queued-job"])
 def test_nothing_is_started_again_where_no_answer_comes(
     trial: Trial, kind: str, hidden: int, expires_at: int | None
 ) -> None:

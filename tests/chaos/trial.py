@@ -97,13 +97,17 @@ class Trial:
         self.server.training_jobs.when_created = [self._note_job, training_jobs.start, forgeries.start]
         self._troubled = self.faults or draw_faults(rng, self.kind)
         self.server.training_jobs.hidden_describes = self._troubled.hidden
+        self.server.queues.hidden_looks = self._troubled.hidden
         self.network.trouble(self._troubled, random.Random(rng.random()))
         (self._launch_real if self.is_real else self._launch)(death or draw_death(rng, self.kind))
         if "detached" in self.kind:
             self.problems += self._verdict.unexplained(self._started)
         self._meddle(rng)
         self.network.calm()
-        for job in self.server.training_jobs.jobs.values():
+        for job in (
+            *self.server.training_jobs.jobs.values(),
+            *self.server.queues.service_jobs.values(),
+        ):
             job.hidden = 0
         machines.freeze()
         training_jobs.freeze()

@@ -97,7 +97,7 @@ class Verdict:
             wanted = _TAGS if one.is_job else (*_TAGS, "Name")
             if missing := [name for name in wanted if not one.tags.get(name)]:
                 yield f"{one.id} in {one.region} was started without {', '.join(missing)}"
-        for token, num in Counter(one.token for one in started).items():
+        for token, num in Counter(one.token for one in started if not self._waits_on(one)).items():
             if num > self.num_nodes:
                 yield f"{num} were started of {token}"
         yield from self._ledger(started)
@@ -131,6 +131,9 @@ class Verdict:
         for job in self.server.training_jobs.live():
             if not self.foreign.owns(job.name):
                 yield f"{job.name} runs: {job.status}"
+        self.server.queues.settle()
+        for queued in self.server.queues.live():
+            yield f"{queued.request['jobName']} is left in its queue: {queued.status}"
         for name, region in self.scheduler.names().items():
             if not self.foreign.owns(name):
                 yield f"the schedule {name} is left in {region}"
@@ -168,9 +171,17 @@ class Verdict:
             elif not row["usd_per_hour"] or row["usd_per_hour"] < 1:
                 yield f"an hour of {one.id} is not {row['usd_per_hour']} USD"
             elif one.is_job:
-                billed_s = self.server.training_jobs.job(one.id).billable_s or 0
+                same = (each.id for each in started if each.token == one.token)
+                billed_s = sum(self.server.training_jobs.job(id).billable_s or 0 for id in same)
                 if row["billed_seconds"] != billed_s:
                     yield f"{one.id} was billed {billed_s} s, and the ledger says {row['billed_seconds']}"
+
+    def _waits_on(self, one: Started) -> bool:
+        """Whether it found no capacity, after which its queue starts another."""
+        if not one.id.startswith("AWSBatch"):
+            return False
+        job = self.server.training_jobs.job(one.id)
+        return not job.is_live and job.started_at is None
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """What the query finds in the ledger; nothing before that was made."""

@@ -196,6 +196,29 @@ def test_a_request_that_sagemaker_refuses_ends_the_run_with_its_words(world: Wor
     assert world.attempt(run).billing.billed_s == 0.0
 
 
+def test_an_end_counts_once_sagemaker_shows_what_it_billed(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    look(world, run, seconds=300)
+    world.clock.sleep(600)
+    (name,) = service_job(world, run).training_jobs
+    world.aws.queues.settle()
+    world.aws.jobs.job(name).hidden = 1
+    (run,) = look(world, run)
+    assert run.state is RunState.RUNNING
+    (run,) = look(world, run, seconds=60)
+    assert run.state is RunState.COMPLETED and world.attempt(run).billing.billed_s == 340.0
+
+
+def test_a_training_job_that_somebody_deleted_is_billed_by_the_times_of_the_queue(world: World) -> None:
+    (run,) = world.submit(detach=True)
+    world.clock.sleep(900)
+    world.aws.queues.settle()
+    world.aws.jobs.jobs.clear()
+    (run,) = look(world, run, seconds=3 * 3600)
+    assert run.state is RunState.COMPLETED
+    assert world.attempt(run).billing.billed_s == 900.0
+
+
 # Asked for
 
 

@@ -7,7 +7,7 @@ each retry. Batch names these training jobs itself: `AWSBatch`, the name in the 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -25,6 +25,9 @@ _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
 _LIVE = (*_WAITING, "SCHEDULED", "STARTING", "RUNNING")
 #: Batch's error for everything that a client can mend, unknown names included.
 _REFUSED = "ClientException"
+#: How long a training job may not be shown before it counts as deleted. Batch itself deletes none but those
+#: that found no capacity, of which it keeps the newest.
+_HIDDEN = timedelta(hours=2)
 #: What Batch puts before SageMaker's words.
 _FROM_SAGEMAKER = "Received status from SageMaker: "
 
@@ -185,6 +188,10 @@ class BatchCalls(SageMakerCalls):
         latest = jobs[-1] if jobs and jobs[-1].arn == arns[-1] else None
         has_ended, is_terminated = answer["status"] not in _LIVE, answer.get("isTerminated", False)
         stopped_at = _moment(answer.get("stoppedAt"))
+        is_hidden = has_ended and bool(arns) and latest is None
+        if is_hidden and stopped_at and self._now() - stopped_at < _HIDDEN:
+            # SageMaker does not show yet what its training job is billed.
+            has_ended = False
         message = None
         if has_ended:
             status = "Completed" if answer["status"] == "SUCCEEDED" else "Failed"
@@ -192,17 +199,17 @@ class BatchCalls(SageMakerCalls):
                 status = "Stopped"
             secondary = latest.secondary_status if latest and latest.status == status else status
         else:
-            status = "Stopping" if is_terminated else "InProgress"
+            status = "Stopping" if is_terminated or is_hidden else "InProgress"
             is_placed = latest is not None and not latest.has_ended
             secondary = latest.secondary_status if latest and is_placed else QUEUED
             message = latest.status_message if latest and is_placed else _place(answer, positions)
         reason = printable(answer.get("statusReason", "")).removeprefix(_FROM_SAGEMAKER)
         payload = json.loads(answer["serviceRequestPayload"])
         begun = [job.started_at for job in jobs if job.started_at]
-        if not jobs and answer["status"] == "SUCCEEDED":
-            # Somebody has deleted its training job.
-            begun = [_moment(answer["startedAt"]) or self._now()]
-        is_billed = has_ended and bool(jobs and begun)
+        if has_ended and is_hidden:
+            # Somebody has deleted its training job; Batch's times may include waiting.
+            begun.append(_moment(answer["startedAt"]) or self._now())
+        is_billed = has_ended and bool(begun) and not is_hidden
         return TrainingJob(
             name=answer["jobName"],
             arn=answer["jobArn"],
@@ -230,6 +237,8 @@ class BatchCalls(SageMakerCalls):
 
 def _place(answer: Any, positions: Mapping[str, int]) -> str:
     """Return `RUNNABLE, position 3 in queue team`."""
+    if answer["status"] not in _LIVE:
+        return "SageMaker does not show its training job"
     position = positions.get(answer["jobArn"])
     where = f"position {position} in" if position else "in"
     return f"{answer['status']}, {where} queue {_queue_of(answer)}"
