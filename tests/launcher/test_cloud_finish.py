@@ -21,7 +21,7 @@ from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt, how_it_ended
-from fastlaunch_train.node.protocol import BLOCK
+from fastlaunch_train.node.protocol import BLOCK, IDLE, IDLE_CODE
 
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 GONE = AttemptStatus(has_ended=True)
@@ -240,6 +240,20 @@ def test_a_run_without_its_fabric_is_told_by_the_sentence(scene: Scene) -> None:
     scene.finish()
     assert scene.ended()[0] is RunState.FAILED is scene.ended(1)[0]
     assert "--allow-tcp" in (scene.ended()[1] or "") and "--allow-tcp" in (scene.ended(1)[1] or "")
+
+
+def test_a_run_that_idled_failed_whatever_its_records_say(scene: Scene) -> None:
+    first, second = scene.attempt.run_ids
+    asked = scene.records(first, status="interrupted", message="SIGTERM", steps=2)
+    runs = [
+        {"run_id": first, "state": "failed", "exit_code": IDLE_CODE},
+        {"run_id": second, "state": "completed", "exit_code": 0},
+    ]
+    failed = {"outcome": "failed", "reason": f"run {first}: exit code {IDLE_CODE}", "runs": runs}
+    scene.upload(*asked, *scene.records(second), status=failed)
+    scene.finish()
+    assert scene.ended() == (RunState.FAILED, IDLE)
+    assert scene.ended(1)[0] is RunState.COMPLETED
 
 
 @pytest.mark.parametrize("scene", [2], indirect=True)

@@ -46,7 +46,8 @@ LINKS = "\t Link 0: 26.562 GB/s\n\t Link 1: {second}\n"
 NVIDIA_SMI = """#!/bin/bash
 case "$1 $2" in
   "-q -x") cat /sim/gpus.xml ;;
-  --query-gpu=utilization.gpu*) for gpu in $(seq 0 {last_gpu}); do echo 93; done ;;
+  --query-gpu=utilization.gpu*)
+    for gpu in $(seq 0 {last_gpu}); do cat /sim/gpu-use 2>/dev/null || echo 93; done ;;
   "-L "*) for gpu in $(seq 0 {last_gpu}); do echo "GPU $gpu: NVIDIA A10G (UUID: GPU-$gpu)"; done ;;
 esac
 """

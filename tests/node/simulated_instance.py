@@ -242,6 +242,10 @@ class SimulatedInstance:
         """EC2 takes the spot instance."""
         self._end("taken", "Server.SpotInstanceTermination: Spot instance termination")
 
+    def gpus_show(self, percent: int) -> None:
+        """Let nvidia-smi say that each GPU is so busy."""
+        (self._folder / "sim" / "gpu-use").write_text(f"{percent}\n")
+
     def kernel_says(self, line: str) -> None:
         """Add a line to what `dmesg` prints."""
         with (self._folder / "sim" / "dmesg").open("a") as log:

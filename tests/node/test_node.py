@@ -34,7 +34,7 @@ from simulated_instance import SimulatedInstance
 
 from fastlaunch.aws.policies import names_by_hand, policy
 from fastlaunch.jobs.code_bundle import pack
-from fastlaunch_train.node.protocol import NodeProgram
+from fastlaunch_train.node.protocol import IDLE_CODE, NodeProgram
 
 RECORD = "rank-00000-attempt-1.jsonl"
 #: Which goes on for long.
@@ -238,6 +238,19 @@ def test_an_xid_of_the_hardware_ends_a_training_that_waits_for_its_gpu(scene: Sc
     # For another machine to go on from.
     assert len(scene.keys(f"{RUNS}/{FIRST}/checkpoints")) == 1
     assert_records_arrived(scene, instance, program, 1)
+
+
+def test_a_run_that_idles_is_ended_and_the_next_one_is_done(scene: Scene) -> None:
+    waiting = node_run(FIRST, FAKE_HANG_AT="4")
+    program = node_program(waiting, node_run(SECOND), idle_timeout_s=900.0)
+    instance = scene.launch(program, scale=40.0)
+    instance.gpus_show(1)
+    assert instance.wait() == "shutdown"
+    status = scene.status(program)
+    assert outcome(status) == ("failed", f"run {FIRST}: exit code {IDLE_CODE}")
+    assert ends(status) == [("failed", IDLE_CODE), ("completed", 0)]
+    # It was asked, and left its record.
+    assert_records_arrived(scene, instance, program, 2)
 
 
 def test_a_full_disk_ends_the_node_and_what_was_recorded_arrives(scene: Scene) -> None:

@@ -253,6 +253,9 @@ class Alone(Machine):
             raise ZeroDivisionError
         return self.training
 
+    def records_of(self, run: NodeRun) -> Path:
+        return Path(run.run_id)
+
     def ending(self, number: int) -> Ending | None:
         return Ending(kill_after_s=0.3, grace_s=0.1)
 

@@ -1,12 +1,14 @@
 """GPUs that are faulty, by what nvidia-smi and the kernel print."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from fake_nvidia_smi import LOST, links, report, xid
 
-from fastlaunch_train.node.commands import Done
+from fastlaunch_train.node.commands import Clock, Done
 from fastlaunch_train.node.gpus import Gpus
+from fastlaunch_train.node.idle import IdleWatch
 
 SOUND = {"nvidia-smi -q -x": Done(0, report(8)), "nvidia-smi nvlink -s": Done(0, links(8)), "dmesg": Done(0)}
 
@@ -117,3 +119,35 @@ def test_how_busy_gpus_are_is_no_longer_asked_once_nvidia_smi_hangs() -> None:
     two = Gpus(2, run=lambda *command, **_: next(answers))
     assert [two.use() for _ in range(6)] == [None, 0.75, None, None, None, None]
     assert Gpus(0, run=lambda *command, **_: Done(0, "50\n")).use() is None
+
+
+class Hours(Clock):
+    """Passes as it is told to."""
+
+    now_s = 0.0
+
+    def uptime_s(self) -> float:
+        return self.now_s
+
+
+def test_a_run_idles_once_its_gpus_and_its_records_stand_still_for_long_enough(tmp_path: Path) -> None:
+    clock, gpus = Hours(), Gpus(8, run=lambda *_, **__: Done(0, used))
+    watch = IdleWatch(100.0, gpus=gpus, records=tmp_path, clock=clock)
+
+    def idles_at(now_s: float, answer: str) -> bool:
+        nonlocal used
+        clock.now_s, used = now_s, answer
+        gpus.use()
+        return watch.is_over()
+
+    used, idle, busy = "", "0\n" * 8, "0\n" * 7 + "16\n"
+    assert not idles_at(90, busy)
+    assert not idles_at(180, idle)
+    (tmp_path / "rank-00000-attempt-1.jsonl").write_text("a step")
+    assert not idles_at(200, idle)
+    assert not idles_at(299, idle)
+    # Nothing is known of them.
+    assert not idles_at(310, "[N/A]\n" * 8)
+    assert not idles_at(405, idle)
+    assert idles_at(411, idle)
+    assert not IdleWatch(None, gpus=gpus, records=tmp_path, clock=clock).is_over()

@@ -45,6 +45,7 @@ class Shared(TypedDict, total=False):
     num_nodes: int
     max_cost_usd: float | None
     max_minutes: int
+    idle_timeout_s: float | None
     purchase: str
     max_price_usd: float | None
     max_replacements: int

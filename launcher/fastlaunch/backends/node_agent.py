@@ -114,6 +114,7 @@ class Attempt:
             attempt=self.number,
             runs=tuple(runs),
             num_gpus=site.instance.num_accelerators,
+            idle_timeout_s=self.job.terms.idle_timeout_s,
             has_nvswitch=site.instance.has_nvswitch,
             environment={**site.variables, **input_environment(site.inputs), **environment},
             secrets=site.secrets,

@@ -106,6 +106,7 @@ class Jobs:
                     max_price_usd=options.max_price_usd,
                     reservation=options.reservation,
                     training_plan=options.training_plan,
+                    idle_timeout_s=options.idle_timeout_s,
                 ),
             }
             scripts = tuple(

@@ -46,6 +46,8 @@ class Terms:
     reservation: str | None = None
     #: ARN of SageMaker's.
     training_plan: str | None = None
+    #: A run is ended whose GPUs do nothing, and that records no step, for so long; None to let it be.
+    idle_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,7 @@ class Job:
             ("--eval-every", self.eval_every, 0, "0 (none) or more steps"),
             ("--sequence-length", self.inputs.sequence_length, 2, "2 tokens or more"),
             ("--max-hours", self.terms.max_minutes, 1, "a minute or more"),
+            ("--idle-timeout", self.terms.idle_timeout_s, 120, "two minutes or more"),
         )
         for what, value, least, allowed in checks:
             if value is not None and value < least:

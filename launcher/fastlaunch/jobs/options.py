@@ -402,6 +402,12 @@ class Options:
         default=120,
         is_usual=True,
     )
+    idle_timeout_s: float | None = _spend(
+        "--idle-timeout S",
+        "End a run whose GPUs do nothing, and that records no step, for this long; 30min works too."
+        "  [default: never]",
+        commands=("submit", "sweep"),
+    )
     purchase: str = _spend(
         "--purchase OPTION",
         "Buy on-demand, spot (which AWS may take back at two minutes' notice) or capacity-block."

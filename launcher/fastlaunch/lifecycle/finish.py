@@ -18,7 +18,7 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import run_entries, summarize_run, with_start
 from fastlaunch.lifecycle.sight import managed_spot_price
 from fastlaunch.measure.outcome import Outcome, outcome_of, read_records
-from fastlaunch_train.node.protocol import BLOCK, HARDWARE, PEER, SPOT, STOP, WATCHDOG
+from fastlaunch_train.node.protocol import BLOCK, HARDWARE, IDLE, IDLE_CODE, PEER, SPOT, STOP, WATCHDOG
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
@@ -257,6 +257,9 @@ def _run_result(
     if result.ending is Ending.FAULTY_GPU and node.get("state") == "interrupted":
         # The run's own error only describes a consequence of the fault.
         outcome = result.outcome(RunState.INTERRUPTED)
+    if node.get("exit_code") == IDLE_CODE and outcome.state is not RunState.COMPLETED:
+        # Its records say that it was asked to end.
+        outcome = Outcome(state=RunState.FAILED, reason=IDLE)
     if node.get("exit_code") == CONFIGURATION_EXIT and result.state is RunState.FAILED:
         outcome = result.outcome(RunState.FAILED)
     if unreadable and outcome.state is not RunState.COMPLETED:

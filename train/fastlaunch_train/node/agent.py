@@ -16,6 +16,7 @@ from typing import Any
 from fastlaunch_train.node.aws_cli import AwsCli
 from fastlaunch_train.node.commands import Clock, Commands, Done, Log, Stop
 from fastlaunch_train.node.gpus import Gpus
+from fastlaunch_train.node.idle import IdleWatch
 from fastlaunch_train.node.protocol import (
     CONFIGURATION,
     CONTAINER_CODES,
@@ -23,6 +24,7 @@ from fastlaunch_train.node.protocol import (
     FAILED,
     HARDWARE,
     HARDWARE_CODE,
+    IDLE_CODE,
     INTERRUPTED,
     NodeProgram,
     NodeRun,
@@ -37,6 +39,8 @@ _MIN_FREE_BYTES = 1_000_000_000
 #: Time limit, in seconds, to unpack a gigabyte of wheels on a slow volume.
 _UNPACK_S = 600.0
 _MAX_REASON = 400
+#: Seconds in which a run that idles may save a checkpoint and end, and then until it is killed.
+_IDLE_GRACE_S, _IDLE_MARGIN_S = 100.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,10 @@ class Machine(ABC):
         """Start run `number`, from 1; return None if it is skipped or cannot be started."""
 
     @abstractmethod
+    def records_of(self, run: NodeRun) -> Path:
+        """Return the folder of the run's records."""
+
+    @abstractmethod
     def ending(self, number: int) -> Ending | None:
         """Return how to end the run under way; None while it may go on."""
 
@@ -200,18 +208,22 @@ class Machine(ABC):
         if training is None:
             return
         self.ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=self.uptime_s())
+        limit_s = self.program.idle_timeout_s
+        watch = IdleWatch(limit_s, gpus=self.gpus, records=self.records_of(run), clock=self.clock)
         try:
-            code, is_killed = self._attend(training, number)
+            code, is_killed = self._attend(training, number, watch)
         finally:
             training.close()
         self.conclude(number, run, code, is_killed=is_killed)
 
-    def _attend(self, training: Training, number: int) -> tuple[int, bool]:
-        """Return the training's exit code, and whether it had to be killed."""
-        is_asked = is_killed = False
+    def _attend(self, training: Training, number: int, watch: IdleWatch) -> tuple[int, bool]:
+        """Return the training's exit code, IDLE_CODE if it idled, and whether it had to be killed."""
+        is_asked = is_killed = is_idle = False
         end = math.inf
         while (code := training.exit_code()) is None:
             ending = self.ending(number)
+            if ending is None and (is_idle := is_idle or watch.is_over()):
+                ending = Ending(kill_after_s=_IDLE_GRACE_S + _IDLE_MARGIN_S, grace_s=_IDLE_GRACE_S)
             grace_s = None if ending is None or is_asked else ending.grace_s
             if ending is not None and (grace_s is not None or end == math.inf):
                 end = min(end, time.monotonic() + ending.kill_after_s)
@@ -224,7 +236,7 @@ class Machine(ABC):
                 self.say("the training has not ended by itself: killed")
                 training.kill()
             time.sleep(_LOOK_S)
-        return code, is_killed
+        return IDLE_CODE if is_idle and code else code, is_killed
 
 
 def code_of_machine(run: NodeRun, code: int) -> int:

@@ -450,6 +450,9 @@ class Ec2(Machine):
             }
         return [*options, *(word for item in environment.items() for word in ("-e", "=".join(item)))]
 
+    def records_of(self, run: NodeRun) -> Path:
+        return WORK / "out" / run.run_id
+
     def ending(self, number: int) -> Ending | None:
         if self.stop.reason:
             grace_s = _GRACE_S

@@ -7,6 +7,7 @@ uncorrectable errors count. Xids: docs.nvidia.com/deploy/xid-errors.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from xml.etree import ElementTree
 
@@ -50,14 +51,18 @@ class Gpus:
         self._is_silent = False
         #: What is worth reporting, whether it is a fault or not, in order.
         self.notes: list[str] = []
+        #: The answers of `use` that nobody has taken yet, oldest first.
+        self.samples: deque[float | None] = deque(maxlen=1000)
 
     def use(self) -> float | None:
         """Return how busy the GPUs are, from 0 to 1; None if nvidia-smi has hung, or does not say."""
-        if not self.count or self._is_silent:
-            return None
-        answer = self._run(*GPU_USE_QUERY, limit_s=_SHORT_LIMIT_S, is_quiet=True)
-        self._is_silent = answer.code in (124, 127)
-        return mean_gpu_use(answer.stdout) if answer.is_ok else None
+        use = None
+        if self.count and not self._is_silent:
+            answer = self._run(*GPU_USE_QUERY, limit_s=_SHORT_LIMIT_S, is_quiet=True)
+            self._is_silent = answer.code in (124, 127)
+            use = mean_gpu_use(answer.stdout) if answer.is_ok else None
+        self.samples.append(use)
+        return use
 
     def has_driver(self) -> bool:
         """Return whether a driver answers, whatever it says."""

@@ -46,6 +46,9 @@ STOP, PEER, SPOT, WATCHDOG, BLOCK = "stop", "peer", "spot", "watchdog", "block"
 FABRIC_CODE = 78
 #: Training's exit code for a GPU that slows itself down under load.
 HARDWARE_CODE = 79
+#: The agent's exit code for a run that it ended since it idled, and what that means.
+IDLE_CODE = 80
+IDLE = "ended by --idle-timeout: its GPUs did nothing, and it recorded no step"
 #: Exit codes of docker, or of a shell without a program to run: the next run would fail, too.
 CONTAINER_CODES = (125, 126, 127)
 
@@ -233,6 +236,8 @@ class NodeProgram:
     max_minutes: int = 0
     #: 0 for a machine without.
     num_gpus: int = 0
+    #: How long a run may idle, in seconds: neither its GPUs do anything, nor is a step recorded.
+    idle_timeout_s: float | None = None
     has_instance_store: bool = False
     has_nvswitch: bool = False
     is_spot: bool = False

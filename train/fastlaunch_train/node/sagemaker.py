@@ -36,6 +36,8 @@ from fastlaunch_train.node.protocol import (
     CONFIGURATION,
     FAILED,
     HARDWARE,
+    IDLE,
+    IDLE_CODE,
     INTERRUPTED,
     LOG,
     NOT_STARTED,
@@ -242,7 +244,7 @@ class SageMaker(Machine):
 
     def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
-        root, output, log = self._shelf.root, self._output(run), self._work / "log" / run.run_id
+        root, output, log = self._shelf.root, self.records_of(run), self._work / "log" / run.run_id
         self._attempt = max(self.program.attempt, 1 + last_attempt(root, run.run_id))
         output.mkdir(parents=True)
         log.mkdir(parents=True)
@@ -312,9 +314,9 @@ class SageMaker(Machine):
             with suppress(OSError):
                 self._shelf.put_json(f"{self._folder}/{run.run_id}/ended.json", asdict(end))
             remove_older(self._shelf.root, run.run_id, 1)
-        shutil.rmtree(self._output(run) / "checkpoints", ignore_errors=True)
+        shutil.rmtree(self.records_of(run) / "checkpoints", ignore_errors=True)
 
-    def _output(self, run: NodeRun) -> Path:
+    def records_of(self, run: NodeRun) -> Path:
         return self._work / "out" / run.run_id
 
     def _words(self, number: int) -> dict[int, Word]:
@@ -336,10 +338,12 @@ class SageMaker(Machine):
         """Return why the run failed; report a problem that would keep all other runs from being done, too."""
         if self.stop.reason:
             return ""
+        if code == IDLE_CODE:
+            return IDLE
         problem = problem_after(code_of_machine(run, code), work=self._work)
         if problem:
             self.fail(problem)
-        return cause_of(self._output(run), self._work / "log" / run.run_id / LOG, self._attempt)
+        return cause_of(self.records_of(run), self._work / "log" / run.run_id / LOG, self._attempt)
 
     def _take_checkpoints(self) -> None:
         for folder in sorted((self._work / "out").glob("*/checkpoints")):
