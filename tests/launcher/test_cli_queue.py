@@ -100,6 +100,14 @@ def test_who_may_not_look_into_queues_reaps_the_rest(
     assert "AccessDenied" not in capsys.readouterr().err
 
 
+def test_the_queue_takes_the_first_type_and_waits_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ("--instance", "ml.p5.48xlarge,ml.p4d.24xlarge")
+    assert cloud("submit", *both, "--queue", "team", "--image", IMAGE, "--dry-run") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "waiting in the queue for ml.p5.48xlarge in us-east-1 alone" in out
+    assert "without capacity there" not in out
+
+
 def test_the_dry_run_shows_the_request_to_batch(capsys: pytest.CaptureFixture[str]) -> None:
     argv = (*SUBMIT[:-2], "--dry-run", "--share", "vision", "--retries", "2")
     assert cloud(*argv) == 0

@@ -689,7 +689,7 @@ def test_a_script_comes_home_from_a_training_job(
     process = training_jobs.submit(*argv, *script_argv, command=WITH_AWS_IMAGE, cwd=script)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out + training_jobs.job().console
-    assert "travels: 1 file" in out
+    assert "travels  1 file" in out
     for run, lr in zip(runs(), ("1", "2"), strict=True):
         assert_script_came_home(run, lr)
     with Ledger(isolated / "ledger.sqlite") as ledger:

@@ -141,7 +141,9 @@ def _topics_of(
     options, jobs = placement.options, _followed_jobs(placement)
     site, *others = placement.sites
     where = [f"left out: {reason}" for reason in by_reason(placement.skipped)]
-    if others:
+    if others and site.queue:
+        where.insert(0, f"waiting in the queue for {site.name} alone: `sweep` trains on each type")
+    elif others:
         where.insert(0, f"without capacity there: {_some([other.name for other in others], ', then ')}")
         if len({other.instance.name for other in placement.sites}) > 1:
             where.insert(1, "the next type is tried only where there is no capacity: `sweep` trains on each")
