@@ -213,6 +213,14 @@ def test_a_row_of_another_batch_has_the_ratio_of_its_verdict() -> None:
     assert (ratio, verdict) == ("0.500", "worse") and float(interval[0]) < 0.5 < float(interval[-1])
     # The bar is beside the overall baseline, so there is none.
     assert _overview_row(text, "bf16 at batch 128")[1:] == ["1.000", "-", "baseline"]
+    # All columns and Markdown show the same ratio.
+    comparison = compared(shown, usd_per_hour=1.0)
+    assert " 1.000  baseline in its batch" in as_table(comparison)
+    (line,) = (line for line in as_markdown(comparison).splitlines() if line.startswith("| compile "))
+    assert "| 0.500 " in line and "worse in its batch" in line
+    # A batch of one row has no verdict.
+    text = as_overview(compared(shown[:-3], usd_per_hour=1.0))
+    assert "other batches: throughput only:" in text and "within the batch" not in text
 
 
 def test_a_note_says_why_paired_ratios_are_in_another_order_than_the_amounts() -> None:

@@ -173,6 +173,13 @@ def test_the_answer_of_the_published_experiment() -> None:
     ]
 
 
+def test_a_row_without_a_rate_is_faster() -> None:
+    assert answer(figures("pointwise-fusion")).endswith(
+        "is the fastest, 4.500x as fast as eager, without an interval."
+    )
+    assert "is the fastest, 86.0% faster than eager" in answer(figures("ort-module"))
+
+
 SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
 
 
@@ -183,6 +190,17 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
             [*runs("bf16", 0.1, 0.1005), *runs("fp32", 0.3, 0.3005), *runs("tf32", 0.2, 0.2005)],
             r"bf16 on H200 gives 638 images/s, 99\.\d% more than tf32, the next best "
             r"\(95% interval \+97\.\d to .*%\)\.",
+        ),
+        # From twice on, the ratio of the table.
+        (
+            [*runs("bf16", 0.2, 0.2002), *runs("tf32", 0.08, 0.0801)],
+            r"tf32 on H200 gives 800 images/s, 2\.\d{3}x that of bf16"
+            r" \(95% interval 2\.\d{3} to 2\.\d{3}\)\.",
+        ),
+        (
+            [*runs("bf16", 0.1, 0.1001), *runs("fp32", 0.3, 0.3003)],
+            r"bf16 on H200 gives 640 images/s, [23]\.\d{3}x that of fp32, the next best"
+            r" \(95% interval .* to 3\.\d{3}\)\.",
         ),
         (
             [*SETTLED, *runs("tf32", 0.08, 0.0801, 0.0799)],
@@ -200,7 +218,7 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         ),
         (
             [*runs("bf16", 0.1, batch_size_per_gpu=128), *runs("bf16", 0.05, num_gpus=2)],
-            r"bf16 x 2 at batch 64 on H200 gives 1,280 images/s, 100\.0% more than bf16 x 1 at batch 128, .*",
+            r"bf16 x 2 at batch 64 on H200 gives 1,280 images/s, 2\.000x that of bf16 x 1 at batch 128, .*",
         ),
         (
             [*runs("bf16", 0.1), *runs("bf16", 0.1, workload="vit-tiny")],

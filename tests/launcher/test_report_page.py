@@ -154,11 +154,34 @@ def test_another_batch_is_shown_and_not_ranked(tmp_path: Path) -> None:
     assert run(["runs", "import", str(tmp_path / "other")]) == 0
     given = report(price_as=CHARGED, predictions=False).page_input()
     section = data_of(as_html(given, ""))["vit-huge"]
+    assert [row["base"] for row in section["rows"]] == [1, 1, 1]
     # The last is the cheapest.
     assert [row["ranked"] for row in section["rows"]] == [True, True, False]
     assert section["rows"][2]["rate"][0] > section["rows"][0]["rate"][0]
     _, data = cost_chart(given)
     assert len(data["rows"]) == 2
+
+
+def test_a_row_of_another_batch_is_priced_beside_the_baseline_of_its_batch(tmp_path: Path) -> None:
+    import_runs(tmp_path / "runs")
+    for number in range(3):
+        for recipe, seconds in (("bf16", 0.2), ("te-fp8", 0.1)):
+            name = f"{recipe}-{number}"
+            write_run(
+                tmp_path / "other" / name,
+                run_id=f"wide-{name}",
+                recipe=recipe,
+                batch_size=128,
+                step_time_s=seconds,
+                seed=number,
+            )
+    assert run(["runs", "import", str(tmp_path / "other")]) == 0
+    html = page(price_as=CHARGED)
+    assert [row["base"] for row in data_of(html)["vit-huge"]["rows"]] == [1, 1, 3, 3]
+    rows = re.findall(r'<tr data-row="(\d)".*?</tr>', html, re.DOTALL)
+    assert len(rows) == 4
+    ratios = re.findall(r'data-cell="ratio">([0-9.]+)', html)
+    assert [round(float(ratio), 1) for ratio in ratios] == [1.6, 1.0, 2.0, 1.0]
 
 
 def test_labels_have_letters_for_long_settings(tmp_path: Path) -> None:

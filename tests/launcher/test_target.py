@@ -282,6 +282,9 @@ def test_the_answer_names_the_first_row_the_next_and_how_sure_it_is() -> None:
     assert alone.endswith("first with compile: after 442 s, the mean of 3 seeds, measured")
     near = sentence_of(*bf16, *reaching("compile", [300, 410, 500], step_time_s=2.0))
     assert near.startswith("it is not settled whether accuracy >= 0.9 is reached first with ")
+    assert "takes -" not in near
+    slow = sentence_of(*reaching("bf16", [400, 410, 420], step_time_s=4.0), *compiled)
+    assert "bf16 takes 3.737x as long (95% interval 3.7" in slow
 
 
 def test_names_stay_whole_in_80_columns() -> None:

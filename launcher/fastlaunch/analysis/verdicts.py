@@ -68,6 +68,11 @@ class Verdict:
         return self.kind in RANKED
 
     @property
+    def in_own_batch(self) -> "Verdict":
+        """The verdict beside the baseline that `words` are about: of the row's batch, if that has one."""
+        return self.in_batch or self
+
+    @property
     def words(self) -> str:
         """The kind as tables show it; for a row of another batch, its kind there if known."""
         return f"{self.in_batch.kind} in its batch" if self.in_batch else self.kind

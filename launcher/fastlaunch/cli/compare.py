@@ -189,7 +189,7 @@ def _fails(comparison: "Comparison", percent: float | None) -> bool:
     worse, unjudged = [], []
     # Runs that others shared are judged only if there are no others.
     for row in [row for row in comparison.rows if row.side is None] or comparison.rows:
-        verdict = row.verdict.in_batch or row.verdict
+        verdict = row.verdict.in_own_batch
         ratio = verdict.ratio or verdict.speed_ratio
         name = f"{name_of(row, comparison.by_workload[row.setup.workload])} on {row.setup.workload}"
         if verdict.kind == WORSE and ratio and ratio.high and ratio.high < 1 - percent / 100:

@@ -73,7 +73,7 @@ def verdicts_of(world: World, options: Options) -> Verdicts | None:
             for name, rows in comparison.by_workload.items()
         }
         judged = [
-            (row, row.verdict.in_batch or row.verdict)
+            (row, row.verdict.in_own_batch)
             for row in comparison.rows
             if row.setup.version == now[row.setup.workload]
         ]

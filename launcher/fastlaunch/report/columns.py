@@ -7,7 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from fastlaunch.analysis.best import all_priced, ratio_of
+from fastlaunch.analysis.best import all_priced
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.convergence import REFERENCE, LossDifference, ratio_to_same_loss
 from fastlaunch.analysis.statistics import mean_of
@@ -25,6 +25,7 @@ from fastlaunch.report.text import (
     rate_of,
     rate_text,
     shown_unit,
+    times,
     which,
     with_range,
 )
@@ -168,12 +169,13 @@ def columns_of(
             **(summary if in_tokens else {}),
         ),
         _data("cost.samples_per_usd"),
-        _data("verdict.ratio", "x per $", key="ratio_to_baseline", **cost, format=_ratio_text),
+        _data("verdict.ratio", key="ratio_to_baseline"),
+        _data("verdict.speed_ratio", key="speed_ratio_to_baseline"),
+        RowColumn("x per $", lambda row: row.verdict.in_own_batch.ratio, **cost, format=_ratio_text),
         # Show the interval if it decides.
-        _data(
-            "verdict.speed_ratio",
+        RowColumn(
             "x speed",
-            key="speed_ratio_to_baseline",
+            lambda row: row.verdict.in_own_batch.speed_ratio,
             importance=15 if in_dollars else KEPT,
             **cost,
             format=partial(_ratio_text, bounds=not in_dollars),
@@ -188,7 +190,7 @@ def columns_of(
         ),
         RowColumn(
             RATIO,
-            lambda row: row.verdict.ratio or row.verdict.speed_ratio,
+            lambda row: row.verdict.in_own_batch.ratio or row.verdict.in_own_batch.speed_ratio,
             format=_ratio_text,
             align="right",
             is_summary=True,
@@ -212,7 +214,7 @@ def columns_of(
         _data("verdict.kind", key="verdict"),
         RowColumn("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
         # The overview's rows of other batches stand under a title that says so.
-        RowColumn("verdict", lambda row: (row.verdict.in_batch or row.verdict).kind, in_overview=True),
+        RowColumn("verdict", lambda row: row.verdict.in_own_batch.kind, in_overview=True),
         _of_batch("verdict_in_batch", lambda verdict: verdict.kind),
         _of_batch("ratio_in_batch", lambda verdict: verdict.ratio or verdict.speed_ratio),
         RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),
@@ -325,23 +327,19 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
 
 def _shown_ratio(row: Row, *, is_priced: bool) -> Interval | None:
     """Return the ratio to the baseline that the verdict beside it is about: of another batch, to its own."""
-    if in_batch := row.verdict.in_batch:
-        return in_batch.ratio if is_priced else in_batch.speed_ratio
-    return ratio_of(row, is_priced=is_priced)
+    verdict = row.verdict.in_own_batch
+    return verdict.ratio if is_priced else verdict.speed_ratio
 
 
 def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:
-    def text(value: float) -> str:
-        return f"{value:.3f}" if value < 99.5 else f"{value:.0f}"
-
     # The baseline's ratio to itself is exactly 1.
     has_limits = bounds and ratio.low != ratio.high
-    return text(ratio.value) + (limits(ratio, 1.0, text) if has_limits else "")
+    return times(ratio.value) + (limits(ratio, 1.0, times) if has_limits else "")
 
 
 def interval_text(ratio: Interval) -> str | None:
     """Return `1.650 to 1.696`; None without an interval, or for the baseline beside itself."""
-    return None if ratio.low == ratio.high else ratio.range_text("{:.3f}".format) or None
+    return None if ratio.low == ratio.high else ratio.range_text(times) or None
 
 
 def _beside_reference(row: Row, text: str | None) -> str | None:

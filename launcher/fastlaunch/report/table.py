@@ -1,6 +1,5 @@
 """A comparison for people: tables of everything, an overview by value with a bar, and Markdown."""
 
-import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +29,6 @@ from fastlaunch.report.text import (
     what_counts,
 )
 
-#: The heading of rows that do not train like the baseline; it replaces their notes of that kind.
-_THROUGHPUT = "throughput, not training progress"
 #: Columns that move into a workload's heading if they are the same in all rows.
 _SHARED = ("instance", "batch", "GPUs", "tokens each", "data", "runs")
 #: The parts of the table of speed and cost, and the headings of the tables under it.
@@ -96,8 +93,8 @@ def _section(
         parts += grids(trains)
     if others:
         lengths = len({row.setup.sequence_length for row in rows}) > 1
-        what = "global batch or sequence length" if lengths else "global batch"
-        parts += [f"{_THROUGHPUT} (another {what} than the baseline's):", *grids(others)]
+        title = f"{_OTHER_BATCHES}{' or sequence lengths' if lengths else ''}: {throughput_only(others)}:"
+        parts += [textwrap.fill(title, width), *grids(others)]
     by_reference: dict[str | None, list[Row]] = {}
     for row in rows:
         if row.validity.held_out is not None:
@@ -167,11 +164,12 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
 
 
 #: Verdicts by the title above their rows; ranked rows have none.
+_OTHER_BATCHES = "other batches"
 _SECTIONS = {
     "": RANKED,
     "no interval, so in no order with the others:": (NO_INTERVAL,),
     "not ranked, since they compute or train something else:": (NOT_RANKED,),
-    "other batches: throughput only, ratios within the batch:": (OTHER_BATCH,),
+    _OTHER_BATCHES: (OTHER_BATCH,),
 }
 _IN_WORDS = {TIE: "the same within 2%", UNRESOLVED: "not settled"}
 #: Arguments of `click.style`: unsettled rows look like running runs.
@@ -252,8 +250,10 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
         )
         shown = alike if not title or len(rows) <= _MANY else alike[:_MOST_FURTHER]
         if shown:
+            says = f": {throughput_only(shown)}:" if title == _OTHER_BATCHES else ""
             num_hidden = len(alike) - len(shown)
-            titles[len(chosen)] = f"{title} ({num_hidden} more with --all)" if num_hidden else title
+            more = f" ({num_hidden} more with --all)" if num_hidden else ""
+            titles[len(chosen)] = f"{title}{says}{more}"
             chosen += shown
     text = table(chosen, others, rule=True, missing=NOTHING)
     # The bar takes the room that is left.
@@ -294,12 +294,12 @@ def _of_pairs(rows: Sequence[Row], amount: RowColumn, shares: Mapping[int, float
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, ranked ones first, by dollars, or by speed without prices."""
+    """Return the rows, ranked ones first, by their ratios to the baseline, in dollars or else in speed."""
+    is_priced = all_priced(rows)
 
-    def key(row: Row) -> tuple[bool, bool, float, float]:
-        usd, rate = row.cost.usd_per_million_samples, row.speed.samples_per_s
-        cost = usd.value if usd else math.inf
-        return row.is_barred, not is_comparable(row), cost, -rate.value if rate else 0.0
+    def key(row: Row) -> tuple[bool, bool, float]:
+        ratio = ratio_of(row, is_priced=is_priced)
+        return row.is_barred, not is_comparable(row), -ratio.value if ratio else 0.0
 
     return sorted(rows, key=key)
 
@@ -307,6 +307,14 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 def is_comparable(row: Row) -> bool:
     """Return whether the row trains like the baseline; only such rows are ranked against each other."""
     return row.verdict.comparable_as == TRAINING
+
+
+def throughput_only(rows: Sequence[Row]) -> str:
+    """Return what the ratios of rows of other batches are beside: the baseline of their batch, if known."""
+    judged = [row.verdict.in_batch is not None for row in rows]
+    if not any(judged):
+        return "throughput only"
+    return f"throughput only, ratios within the batch{'' if all(judged) else ' where there is a verdict'}"
 
 
 def _short(note: str, width: int) -> str:

@@ -25,6 +25,7 @@ from fastlaunch.report.cost import assumed_note, beside_assumed, evidence_text, 
 from fastlaunch.report.data import fields_to_json, place_to_json, quantity_to_json
 from fastlaunch.report.text import (
     NO_LETTERS,
+    TWICE,
     UNKNOWN,
     Labels,
     about,
@@ -35,6 +36,7 @@ from fastlaunch.report.text import (
     name_of,
     number,
     span,
+    times,
     with_range,
 )
 
@@ -179,7 +181,11 @@ def _sentence(results: Sequence[RowToTarget], target: Target, letters: Labels = 
 
 
 def _margin_text(margin: Margin, *, in_dollars: bool) -> str:
-    more = f"{100 * (margin.ratio.value - 1):.1f}% more"
+    ratio = margin.ratio.value
+    if ratio >= TWICE:
+        more = f"{times(ratio)}x as {'much' if in_dollars else 'long'}"
+    else:
+        more = f"{100 * abs(ratio - 1):.1f}% {'more' if ratio >= 1 else 'less'}"
     return f"{'costs' if in_dollars else 'takes'} {more}{between(margin.ratio)}"
 
 

@@ -28,6 +28,8 @@ NONE = "none"
 UNKNOWN = "n/a"
 #: The widest half-interval to show as symmetric.
 _EVEN = 0.1
+#: From this ratio on a sentence says `2.101x`, as tables do, where it says `20.1% more` below.
+TWICE = 2.0
 #: A recipe's label that is longer gets letters for its overrides in a narrow table.
 _LONG_LABEL = 24
 #: Reasons why a row with a higher figure than the best is not the answer.
@@ -196,8 +198,8 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
     if best.kind == UNRESOLVED:
         what = f"gives more {what_counts(second, priced)} than {other}"
         return f"it is not settled whether {name} {what}{between(ratio)}"
-    share = _percent(_value(first, priced) / _value(second, priced) - 1)
-    more = f"{says}, {share} more than {other}"
+    share = _value(first, priced) / _value(second, priced)
+    more = f"{says}, {_more_than(share, of_rates=priced or amount is not None)} {other}"
     if best.kind == BETTER:
         return f"{more}{between(ratio)}"
     if best.kind == WORSE:
@@ -253,10 +255,10 @@ def _shows_more(
     other = max(known, key=lambda row: _value(row, is_priced), default=None)
     if other is None or _ratio(answer, is_priced) is None:
         return None, ""
-    more = _value(other, is_priced) / _value(answer, is_priced) - 1
-    name = name_of(other, rows, letters=letters)
-    says = f"{name} shows {_percent(more)} more than {name_of(answer, rows, beside=other, letters=letters)}"
-    return (other, says) if more > 0.005 else (None, "")
+    share = _value(other, is_priced) / _value(answer, is_priced)
+    than = name_of(answer, rows, beside=other, letters=letters)
+    says = f"{name_of(other, rows, letters=letters)} shows {_more_than(share)} {than}"
+    return (other, says) if share > 1.005 else (None, "")
 
 
 def what_counts(row: Row, priced: bool) -> str:
@@ -311,10 +313,29 @@ def _value(row: Row, priced: bool) -> float:
     return ratio.value
 
 
+def _more_than(ratio: float, *, of_rates: bool = True) -> str:
+    """Return `20.1% more than`; from twice on, `2.010x that of`. of_rates: else of rows without a rate."""
+    if ratio < TWICE:
+        return f"{_percent(ratio - 1)} {'more' if of_rates else 'faster'} than"
+    return f"{times(ratio)}x {'that of' if of_rates else 'as fast as'}"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio to a baseline as tables show it: `2.101`, `104`."""
+    return f"{ratio:.3f}" if ratio < 99.5 else f"{ratio:,.0f}"
+
+
 def between(ratio: Interval | None) -> str:
-    """Return ` (95% interval +1.2 to +3.4%)`; empty without an interval."""
+    """Return ` (95% interval +1.2 to +3.4%)`, from twice on ` (95% interval 2.068 to 2.135)`.
+
+    It is empty without an interval.
+    """
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
+    if ratio.is_boundless and ratio.low >= TWICE:
+        return f" (at least {times(ratio.low)}x)"
+    if ratio.value >= TWICE and not ratio.is_boundless:
+        return f" (95% interval {times(ratio.low)} to {times(ratio.high)})"
     if ratio.is_boundless and ratio.low > 1:
         return f" (at least {_percent(ratio.low - 1)})"
     if ratio.is_boundless:

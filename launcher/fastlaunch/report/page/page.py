@@ -18,13 +18,14 @@ from fastlaunch.analysis.convergence import curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import BETTER
 from fastlaunch.analysis.suggest import place_of, submit_command
+from fastlaunch.analysis.verdicts import BASELINE
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.steptime import RankSeries
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import Part, RowColumn, columns_of, step_parts_s
 from fastlaunch.report.page import charts
-from fastlaunch.report.table import in_order, is_comparable
+from fastlaunch.report.table import in_order, is_comparable, throughput_only
 from fastlaunch.report.text import (
     UNKNOWN,
     Letters,
@@ -247,8 +248,11 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     data: dict[str, Any] = {
         "workload": workload,
         "unit": unit,
-        "rows": [_row_data(row, names[id(row)], colours) for row in ordered],
-        "base": next((numbers[id(row)] for row in ordered if row.is_baseline), None),
+        "rows": [
+            _row_data(row, names[id(row)], colours)
+            | {"base": next((numbers[id(base)] for base in ordered if _is_base(base, row)), None)}
+            for row in ordered
+        ],
         "predicted": [_predicted_data(of, _short(of, predicted), colours, prices) for of in predicted],
         "mostLabels": _MOST_LABELS,
         "prices": _price_history(rows, given.catalogue, given.today),
@@ -329,10 +333,9 @@ def _cheaper(rows: Sequence[Row], predicted: Sequence[Predicted], unit: str) -> 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Return the ranked rows under an empty heading, and the others under the reason against ranking."""
     groups: dict[str, list[Row]] = {}
+    others = [row for row in rows if not is_comparable(row) and not row.is_barred]
     for row in rows:
-        other = (
-            "" if is_comparable(row) else "Another global batch or length: throughput, not training progress"
-        )
+        other = "" if is_comparable(row) else f"Other batches: {throughput_only(others)}"
         groups.setdefault("Not ranked" if row.is_barred else other, []).append(row)
     return groups
 
@@ -409,6 +412,15 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
         or (None if rate is None else [_rounded(rate), None, None]),
         "ranked": is_comparable(row) and not row.is_barred,
     }
+
+
+def _is_base(base: Row, row: Row) -> bool:
+    """Return whether the row's ratio on the page is to `base`."""
+    if row.verdict.in_batch is None:
+        return base.is_baseline
+    alike = (row.setup.global_batch, row.setup.sequence_length)
+    is_alike = (base.setup.global_batch, base.setup.sequence_length) == alike
+    return is_alike and base.verdict.in_own_batch.kind == BASELINE
 
 
 def _short(of: Predicted, predicted: Sequence[Predicted]) -> str:

@@ -135,7 +135,8 @@ class Section {
     const { data } = this;
     const rows = this.priced();
     const order = (row) => [row.ranked ? 0 : 1, row.usd?.[0] ?? Infinity, row.hours?.[0] ?? Infinity];
-    rows.sort((a, b) => order(a).map((value, at) => value - order(b)[at]).find((difference) => difference) || a.number - b.number);
+    // Until a price is typed, they are in the order of the verdicts.
+    if (this.prices.size) rows.sort((a, b) => order(a).map((value, at) => value - order(b)[at]).find((difference) => difference) || a.number - b.number);
     if (this.prices.size || this.isTyped) this.fillTable(rows);
     this.isTyped = this.prices.size > 0;
     this.tell(rows);
@@ -170,8 +171,8 @@ class Section {
   }
 
   fillTable(rows) {
-    const base = rows.find((row) => row.number === this.data.base);
     for (const row of rows) {
+      const base = rows.find(({ number }) => number === row.base);
       const line = this.element.querySelector(`.rows [data-row="${row.number}"]`);
       fillCells(line, { ...row, usdPerHour: row.usdPerHour && row.usdPerHour * row.numNodes }, base);
       line.parentElement.append(line);
