@@ -30,6 +30,7 @@ from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.units import by_reason
 from fastlaunch.jobs.job import Job
+from fastlaunch.lifecycle.handover import ENGINES, task_file
 from fastlaunch.lifecycle.world import World
 
 if TYPE_CHECKING:
@@ -76,11 +77,17 @@ from fastlaunch.lifecycle.announcement import (
     metavar="WHAT",
     help="With --dry-run for AWS: print only the `request`, the `user-data`, or the `files` that travel.",
 )
+@click.option(
+    "--emit",
+    type=click.Choice(list(ENGINES)),
+    metavar="ENGINE",
+    help="With --dry-run for AWS: print a task file for `skypilot`, `dstack`, `sbatch` or AWS `batch`.",
+)
 @yes_option
 @declared_options("submit")
 @table_or_json_option
 @training_profile_option
-def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: Any) -> int:
+def submit(dry_run: bool, show: str | None, emit: str | None, output: str, yes: bool, **options: Any) -> int:
     """Train a workload with a recipe: here, or on AWS. Or run COMMAND, a script of your own.
 
     By default it trains vit-huge at batch 64, or without a GPU vit-tiny at batch 8, for 200 steps with recipe
@@ -88,16 +95,21 @@ def submit(dry_run: bool, show: str | None, output: str, yes: bool, **options: A
     options under their names, as in `instance: p5.48xlarge`; options that you type override it.
     """
     context = app_context()
-    if show and (not dry_run or output != "table"):
-        raise _show_is_for_aws()
+    for option, value in (("--show", show), ("--emit", emit)):
+        if value and (not dry_run or output != "table"):
+            raise _is_for_aws(option)
     result = api.submit(context=context, dry_run=dry_run, yes=yes, **options)
     if isinstance(result, Submitted):
         print_runs(result.runs, output=output, answer=answer_of(context, result.runs))
         return result.exit_code
-    if result.placement.sites:
+    if emit:
+        if not result.placement.sites:
+            raise _is_for_aws("--emit")
+        click.echo(task_file(emit, result.jobs, result.placement.sites[0]), nl=False)
+    elif result.placement.sites:
         _print_dry_run(result, argv=context.argv, output=output, show=show)
     elif show:
-        raise _show_is_for_aws()
+        raise _is_for_aws("--show")
     elif output == "json":
         plans = [asdict(plan) for plan in result.plans]
         print_json(plans[0] if len(plans) == 1 else {"plans": plans})
@@ -135,9 +147,9 @@ def _print_dry_run(dry_run: DryRun, *, argv: Sequence[str], output: str, show: s
             next_command(shlex.join(["fastlaunch", command, *words]))
 
 
-def _show_is_for_aws() -> UserError:
+def _is_for_aws(option: str) -> UserError:
     return UserError(
-        "--show is for a dry run for AWS, in words", "give --instance and --dry-run without --output json"
+        f"{option} is for a dry run for AWS, in words", "give --instance and --dry-run without --output json"
     )
 
 

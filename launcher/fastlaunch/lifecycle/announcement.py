@@ -390,11 +390,11 @@ def request_text(plan: Plan) -> str:
     """Return the whole request as YAML, and the list of runs that its machines fetch."""
     # The payload of a queue's request is sent as JSON, which nobody can read.
     request = {**plan.request, PAYLOAD: plan.payload} if plan.is_queued else plan.request
-    lines = [f"{plan.operation} in {plan.region}:", *_as_yaml(request)]
+    lines = [f"{plan.operation} in {plan.region}:", *as_yaml(request)]
     for item in plan.objects:
         if item.text is not None:
             lines += ["", "What its machines do, in the list of runs that they fetch:"]
-            lines += _as_yaml(json.loads(item.text))
+            lines += as_yaml(json.loads(item.text))
     run_ids = [name for name in plan.placeholders if name.startswith("run-id")]
     unknown = [f"<{name}>" for name in plan.placeholders if name not in run_ids]
     unknown.append("<run-id>" if len(run_ids) == 1 else f"<run-id> to <run-id-{len(run_ids)}>")
@@ -408,8 +408,8 @@ def user_data_text(plan: Plan) -> str:
     return str(plan.request[_USER_DATA])
 
 
-def _as_yaml(value: Mapping[str, Any]) -> list[str]:
-    """Return indented lines of YAML, with every object in full and texts of several lines as blocks."""
+def as_yaml(value: Mapping[str, Any], indent: str = "  ") -> list[str]:
+    """Return lines of YAML, with every object in full and texts of several lines as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -424,4 +424,4 @@ def _as_yaml(value: Mapping[str, Any]) -> list[str]:
 
     Dumper.add_representer(str, represent_text)
     text = yaml.dump(value, Dumper=Dumper, sort_keys=False, width=math.inf, allow_unicode=True)
-    return [f"  {line}".rstrip() for line in text.removesuffix("\n").split("\n")]
+    return [f"{indent}{line}".rstrip() for line in text.removesuffix("\n").split("\n")]

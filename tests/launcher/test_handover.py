@@ -1,0 +1,141 @@
+"""Submissions as task files of other engines: parsed by their own rules, and one of them carried out."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fastlaunch.backends.validate import model_problems
+from fastlaunch.cli.main import run
+
+ROOT = Path(__file__).parents[2]
+IMAGE = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/fastlaunch@sha256:{'a' * 64}"
+P5 = ("--instance", "p5.48xlarge", "--workload", "vit-huge", "--recipe", "bf16,te-fp8", "--max-hours", "2")
+
+
+def emitted(capsys: pytest.CaptureFixture[str], engine: str, *options: str) -> str:
+    given = ["--image", IMAGE, "--bucket", "acme", *options]
+    assert run(["submit", *given, "--dry-run", "--emit", engine]) == 0
+    return capsys.readouterr().out
+
+
+def task(capsys: pytest.CaptureFixture[str], engine: str, *options: str) -> Any:
+    return yaml.safe_load(emitted(capsys, engine, *options))
+
+
+def test_each_engine_gets_instance_image_purchase_limit_and_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spot = ("--purchase", "spot", "--checkpoint-every", "50")
+    sky = task(capsys, "skypilot", *P5, *spot, "--num-nodes", "2")
+    assert sky["resources"] == {
+        "infra": "aws/us-east-1",
+        "instance_type": "p5.48xlarge",
+        "use_spot": True,
+        "image_id": f"docker:{IMAGE}",
+        "autostop": {"idle_minutes": 5, "down": True},
+    }
+    assert sky["num_nodes"] == 2 and sky["run"].startswith("timeout --signal TERM 120m bash")
+    assert "FASTLAUNCH_NODE_RANK=$SKYPILOT_NODE_RANK" in sky["run"]
+    dstack = task(capsys, "dstack", *P5)
+    assert (dstack["image"], dstack["instance_types"]) == (IMAGE, ["p5.48xlarge"])
+    assert (dstack["spot_policy"], dstack["max_duration"]) == ("on-demand", "120m")
+    slurm = emitted(capsys, "sbatch", *P5, "--num-nodes", "2")
+    assert "#SBATCH --time=02:00:00\n" in slurm and "#SBATCH --nodes=2\n" in slurm
+    for script in (sky["run"], *dstack["commands"], slurm):
+        assert "--recipe te-fp8" in script and "FASTLAUNCH_INSTANCE=p5.48xlarge" in script
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("num_nodes", ["1", "2"])
+def test_aws_batch_takes_the_requests(num_nodes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = json.loads(emitted(capsys, "batch", *P5, "--num-nodes", num_nodes))
+    problems = [model_problems("batch", operation, request) for operation, request in requests.items()]
+    assert list(map(list, problems)) == [[], []]
+    assert requests["RegisterJobDefinition"]["timeout"] == {"attemptDurationSeconds": 7200}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "hint"),
+    [
+        ("skypilot", ("--bucket", "acme"), "fastlaunch build --push"),
+        ("dstack", ("--image", IMAGE), "--bucket"),
+        ("dstack", ("--image", IMAGE, "--bucket", "b", "--input", "x=s3://bucket/x/"), "leave out --input"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_refused(
+    engine: str, options: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["submit", *P5, *options, "--dry-run", "--emit", engine]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and hint in told.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_a_task_file_runs_comes_back_by_an_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ("--instance", "g5.xlarge", "--workload", "vit-tiny", "--batch-size", "8", "--steps", "20")
+    script = task(capsys, "skypilot", *tiny, "--recipe", "fp32,bf16")["run"]
+    image, home, programs = tmp_path / "image", tmp_path / "home", tmp_path / "bin"
+    for folder in (image, home, programs):
+        folder.mkdir()
+    shutil.copy(ROOT / "containers" / "run_train.sh", image)
+    (image / "train").symlink_to(ROOT / "train")
+    (programs / "aws").write_text(f'#!/bin/bash\n[ "$1 $2" = "s3 cp" ] && cp -R "$5" {tmp_path}/bucket\n')
+    (programs / "aws").chmod(0o755)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {"PATH": path, "HOME": str(home), "SKYPILOT_TASK_ID": "sky-2026-11-28_fastlaunch_1"}
+    played = script.replace("/fastlaunch/run_train.sh", f"{image}/run_train.sh")
+    done = subprocess.run(
+        ["bash", "-c", played], cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert run(["runs", "import", str(tmp_path / "bucket")]) == 0
+    capsys.readouterr()
+    assert run(["compare", "--output", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {(row["recipe"], row["num_runs"], row["instance"]) for row in rows} == {
+        ("fp32", 1, "g5.xlarge"),
+        ("bf16", 1, "g5.xlarge"),
+    }
+
+
+#: SkyPilot's own loader asks a catalogue for the instance type, from the network.
+PARSERS = {
+    "skypilot": (
+        "import sys, yaml\n"
+        "from sky.utils import common_utils, schemas\n"
+        "task = yaml.safe_load(open(sys.argv[1]))\n"
+        "common_utils.validate_schema(task, schemas.get_task_schema(), '')\n"
+        "common_utils.validate_schema(task['resources'], schemas.get_resources_schema(), '')"
+    ),
+    "dstack": (
+        "import sys, yaml\n"
+        "from dstack._internal.core.models.configurations import parse_apply_configuration\n"
+        "parse_apply_configuration(yaml.safe_load(open(sys.argv[1])))"
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", PARSERS)
+def test_an_engine_itself_reads_its_task_file(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(emitted(capsys, engine, *P5, "--num-nodes", "2"))
+    venv.create(tmp_path / "engine", with_pip=True)
+    python = tmp_path / "engine" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", engine], check=True)
+    done = subprocess.run([python, "-c", PARSERS[engine], file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
