@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -128,6 +129,24 @@ def test_what_scripts_left_lies_in_folders_of_their_runs(tmp_path: Path) -> None
         "output-attempt-2/a model/log.txt": b"again",
         "model/adapter_model.safetensors": b"weights",
     }
+
+
+def test_a_model_that_the_disk_has_no_room_for_stays_in_the_bucket_and_records_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(**{"node-0/status.json": said(outcome="completed")})
+    bucket.objects |= segments(b"weights", [3], f"node-0/{RUN}/model/model.safetensors")
+    bucket.objects |= segments(b"abcdef", [2], RECORD)
+    free = 2**30 + 6
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    synced = sync(bucket, tmp_path)
+    assert not synced.is_complete and synced.left_out is not None
+    assert f"{RUN}/model, and `fastlaunch status RUN` brings it" in synced.left_out.message
+    assert not (tmp_path / "runs" / RUN / "model").exists()
+    assert (tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl").read_bytes() == b"abcdef"
+    free += 1
+    assert sync(bucket, tmp_path).is_complete
+    assert (tmp_path / "runs" / RUN / "model/model.safetensors").read_bytes() == b"weights"
 
 
 def said(**values: object) -> bytes:

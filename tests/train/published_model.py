@@ -14,7 +14,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def publish(folder: Path, *, seed: int = 0) -> Path:
+def publish(folder: Path, *, seed: int = 0, dtype: Any = None) -> Path:
     """Write the model and its tokenizer, a token for each byte."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -31,7 +31,7 @@ def publish(folder: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **sizes)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     return folder
 
 

@@ -19,6 +19,8 @@ from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.data.documents import pack, read_documents
 from fastlaunch_train.data.hub import import_peft, import_transformers, weight_downloads
 from fastlaunch_train.data.tokens import ByteTokens, HubTokens
+from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.loop.checkpoint import check_model_space
 from fastlaunch_train.models.conversion import check_conversion, convert_model
 from fastlaunch_train.models.flops import build_on_meta
 from fastlaunch_train.models.frozen import frozen_linears
@@ -381,11 +383,37 @@ def test_what_was_trained_is_loaded_by_its_library(tmp_path: Path) -> None:
         kind = name.replace(".weight", ".default.weight")
         torch.testing.assert_close(state[kind].float(), value)
     trained(tmp_path / "sft", "--checkpoint-every", "20", workload=SFT, recipe="fp32")
-    assert (tmp_path / "sft/model/config.json").is_file()
-    again = load_workload(f"hf-sft:{tmp_path / 'sft/model'}", ModelOptions(sequence_length=64))
+    again: Any = import_transformers(SFT).AutoModelForCausalLM.from_pretrained(
+        tmp_path / "sft/model", dtype="auto"
+    )
     weights = torch.load(tmp_path / "sft/checkpoints/step-00000020.pt", weights_only=True)["model"]
-    for name, value in again.build_model().named_parameters():
-        torch.testing.assert_close(value.detach(), weights[name])
+    assert again.dtype == torch.bfloat16
+    for name, value in again.named_parameters():
+        torch.testing.assert_close(value.detach(), weights[f"model.{name}"].bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_all_weights_are_kept_as_they_were_published_if_data_are_given(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    from safetensors.torch import load_file
+
+    base, data = publish(tmp_path / "base", dtype=dtype), write_rows(tmp_path / "a.jsonl", ROWS * 8)
+    given = {"workload": f"hf-sft:{base}", "recipe": "fp32"}
+    trained(tmp_path / "speed", **given)
+    assert not (tmp_path / "speed/model").exists()
+    trained(tmp_path / "o", "--data", f"file:{data}", **given)
+    saved = load_file(tmp_path / "o/model/model.safetensors")
+    assert {value.dtype for value in saved.values()} == {dtype}
+    assert json.loads((tmp_path / "o/model/config.json").read_text())["dtype"] == str(dtype)[6:]
+
+
+def test_a_model_that_the_disk_has_no_room_for_is_not_trained(tmp_path: Path) -> None:
+    alone = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=torch.device("cpu"))
+    with torch.device("meta"):
+        large = nn.Linear(2**25, 2**25)
+    with pytest.raises(OSError, match=r"the model takes 4194304.12 GiB at the end"):
+        check_model_space(alone, tmp_path, large)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,16 +149,25 @@ def test_the_trained_model_is_sent_as_a_scripts_output_is(shelf: Shelf) -> None:
     assert visible(shelf.root) == {"node-0/a-run/model/adapter_model.safetensors.000000000000": b"adapters"}
 
 
-def test_of_a_model_that_is_too_large_no_part_is_sent(shelf: Shelf) -> None:
+@pytest.mark.parametrize(
+    ("num_files", "free", "is_sent"), [(6, 8 * 2**30, True), (6, 2**30, False), (201, 2**50, False)]
+)
+def test_a_model_is_sent_whole_or_not_at_all(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, num_files: int, free: int, is_sent: bool
+) -> None:
+    """Between 5 and 200 GiB, if a folder that is copied has room for it."""
     said: list[str] = []
     uploads, model = uploads_of(shelf, say=said.append), shelf.work / "out/a-run/model"
     model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    for number in range(6):
+    for number in range(num_files):
         (model / f"model-{number}.safetensors").touch()
         os.truncate(model / f"model-{number}.safetensors", MAX_OUTPUT_FILE_BYTES)
+    sent: list[str] = []
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(Segments, "cut", lambda self, file, name, **_: sent.append(name))
     assert uploads.output_folders("a-run", 1)
-    assert visible(shelf.root) == {} and len(said) == 1 and "its model" in said[0]
+    assert len(sent) == (num_files if is_sent else 0)
+    assert is_sent or (len(said) == 1 and "its model" in said[0])
 
 
 def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) -> None:

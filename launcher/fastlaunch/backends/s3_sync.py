@@ -44,6 +44,8 @@ from fastlaunch_train.node.protocol import (
 _NODE = re.compile(r"node-(\d+)")
 _TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
+#: What models leave free on the disk, for records and logs.
+_FREE_BYTES = 2**30
 _KEPT = "; what the runs uploaded stays in the bucket, and `fastlaunch status RUN` brings it"
 #: A report of thousands of runs has fewer.
 MAX_REPORT_BYTES = 2**20
@@ -106,6 +108,8 @@ def sync(
         stored.key[len(prefix) + 1 :]: stored for stored in store.list_objects(region, bucket, prefix + "/")
     }
     files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
+    if left_out := _without_room(files, home, bucket):
+        files = {path: segments for path, segments in files.items() if not _is_output(path, home)}
     missing = [
         _join(store, region, bucket, path, segments, token, home / Path(*path.relative_to(home).parts[:2]))
         for path, segments in files.items()
@@ -125,9 +129,9 @@ def sync(
     here = kept(home, token, num_nodes=num_nodes)
     return replace(
         here,
-        is_complete=not any(missing) and not too_large and here.status is not None,
+        is_complete=not any(missing) and not too_large and left_out is None and here.status is not None,
         files=tuple(sorted(files)),
-        left_out=_left_out(bucket, too_large) if too_large else None,
+        left_out=_left_out(bucket, too_large) if too_large else left_out,
     )
 
 
@@ -333,6 +337,30 @@ def write_whole(path: Path, body: bytes) -> None:
     """Write a file of the home whole or not at all. Raises UserError if the disk refuses."""
     with writing(path.parent, _KEPT):
         replace_file(path, body)
+
+
+def _is_output(path: Path, home: Path) -> bool:
+    """Return whether it is what a run left for the user: such files lie in folders of the run's."""
+    return len(path.relative_to(run_folder(home, "")).parts) > 2
+
+
+def _without_room(files: Mapping[Path, Sequence[_Segment]], home: Path, bucket: str) -> UserError | None:
+    """Return the error if the disk has no room for what is missing of the runs' models and outputs."""
+    missing = {
+        path: segments[-1].offset + segments[-1].stored.size - _size(path)
+        for path, segments in files.items()
+        if _is_output(path, home)
+    }
+    num_bytes = sum(max(0, size) for size in missing.values())
+    free = shutil.disk_usage(home).free - _FREE_BYTES if num_bytes else 0
+    if num_bytes <= free:
+        return None
+    first = files[max(missing, key=missing.__getitem__)][0].stored.key
+    room = f"{num_bytes / 2**30:.1f} GiB, and {max(0, free) / 2**30:.1f} GiB are free in {home}"
+    return UserError(
+        f"what the runs left takes {room}: it stays in s3://{bucket}/{first.rpartition('/')[0]}, "
+        "and `fastlaunch status RUN` brings it once there is room"
+    )
 
 
 def _left_out(bucket: str, too_large: Sequence[StoredObject]) -> UserError:

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -267,10 +267,27 @@ def check_writers_space(process: Process, directory: Path, checkpoint_bytes: int
 
     Other nodes write no checkpoints, and may have disks without room for one.
     """
+    _on_the_writer(process, lambda: check_space(directory, checkpoint_bytes))
+
+
+def check_model_space(process: Process, directory: Path, model: nn.Module) -> None:
+    """Raise OSError on every rank if the writer's disk cannot hold the model. Every rank calls this."""
+    needed = sum(map(_bytes, model.parameters()))
+
+    def check() -> None:
+        free = shutil.disk_usage(directory).free
+        if free < needed:
+            message = f"the model takes {needed / 2**30:.2f} GiB at the end, {free / 2**30:.2f} are free"
+            raise OSError(errno.ENOSPC, message, str(directory))
+
+    _on_the_writer(process, check)
+
+
+def _on_the_writer(process: Process, check: Callable[[], None]) -> None:
     refusal: RecipeError | OSError | None = None
     if process.rank == 0:
         try:
-            check_space(directory, checkpoint_bytes)
+            check()
         except (RecipeError, OSError) as error:
             refusal = error
     refusal = broadcast_object(process, refusal)

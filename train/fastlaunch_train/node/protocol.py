@@ -77,7 +77,7 @@ _OUTPUT_FILE = re.compile(
 #: takes keys of 1,024, the prefix included.
 _MAX_PART_BYTES, _MAX_PATH_BYTES = 240, 700
 #: The most bytes of such a file, and the most bytes and files of a run on a node; the rest stays there.
-MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 5 * 2**30, 10_000
+MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 200 * 2**30, 10_000
 #: The most links, pipes and the like that the last word names.
 MAX_NAMES_LEFT_OUT = 20
 #: A checkpoint of a training, or of a script.

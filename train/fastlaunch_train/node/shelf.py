@@ -70,6 +70,10 @@ class Shelf(Store):
         # SageMaker copies the folder by itself.
         return True
 
+    def has_room(self, num_bytes: int) -> bool:
+        # What is put there stays on the disk beside the original.
+        return shutil.disk_usage(self.root).free > num_bytes + RESERVE_BYTES
+
     def end_of(self, name: str) -> int:
         path = self.root / name
         paths = path.parent.glob(f"{escape(path.name)}.*")

@@ -39,6 +39,8 @@ _MAX_LAST_ROUNDS = 20
 _LAST_PAUSE_S = 5.0
 #: The most segments of output for the user in one call of the store.
 _MAX_WAITING = 500
+#: About the bytes of such a call: they wait in memory, and a call takes a second or two to begin.
+_GROUP_BYTES = 4 * MAX_SEGMENT_BYTES
 #: The most files to name that are not sent.
 _MOST_NAMED = 5
 
@@ -65,6 +67,10 @@ class Store(ABC):
     @abstractmethod
     def flush(self) -> bool:
         """Send what was put there; return whether all of it arrived."""
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether so much can be put there before it is sent."""
+        return True
 
     @abstractmethod
     def end_of(self, name: str) -> int:
@@ -222,7 +228,7 @@ class Uploads:
                     while self._segments.cut(path, f"{self._folder}/{run_id}/{name}", below=self._work):
                         num_waiting, num_bytes = num_waiting + 1, num_bytes + min(size, MAX_SEGMENT_BYTES)
                         # A call takes as long for one small file as for many, so files are sent in groups.
-                        if num_bytes >= MAX_SEGMENT_BYTES or num_waiting >= _MAX_WAITING:
+                        if num_bytes >= _GROUP_BYTES or num_waiting >= _MAX_WAITING:
                             if not self._clock.attempts(3, 5, self._store.flush):
                                 return self._report("the store does not take it")
                             num_waiting = num_bytes = 0
@@ -240,7 +246,9 @@ class Uploads:
                 self.leave_out(f"{run_id}/{name}")
                 continue
             size = path.lstat().st_size
-            is_too_much = size > min(left, MAX_OUTPUT_FILE_BYTES) or not num_left
+            is_too_much = (
+                size > min(left, MAX_OUTPUT_FILE_BYTES) or not num_left or not self._store.has_room(size)
+            )
             if is_too_much or not is_output_file(name):
                 num_kept += 1
                 if num_kept <= _MOST_NAMED:
@@ -262,6 +270,9 @@ class Uploads:
             if name == MODEL and num_bytes > MAX_OUTPUT_BYTES:
                 # A part of it is of no use.
                 self._say(f"run {run_id}: its model ({num_bytes:,} bytes) not sent: too much")
+                continue
+            if name == MODEL and not self._store.has_room(num_bytes):
+                self._say(f"run {run_id}: its model ({num_bytes:,} bytes) not sent: the disk has no room")
                 continue
             for path in paths:
                 yield path, f"{folder}/{path.relative_to(source).as_posix()}"

@@ -23,6 +23,7 @@ from fastlaunch_train.loop.batch_size import auto_batch_size, computed_in, probe
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
     Identity,
+    check_model_space,
     check_writers_space,
     checkpoint_bytes,
     newest_step,
@@ -51,6 +52,7 @@ from fastlaunch_train.records.records import (
     BUILD_STEPS,
     FETCH_PHASE,
 )
+from fastlaunch_train.run.options import Options
 from fastlaunch_train.run.session import Session
 from fastlaunch_train.steppers.forward_only import check_forward_only
 from fastlaunch_train.steppers.optimizers import check_optimizer
@@ -159,6 +161,10 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         best = evaluations is not None and evaluations.keep_best
         size = checkpoint_bytes(stepper.model, trained, recipe, world_size=process.world_size, best=best)
         check_writers_space(process, checkpoints.directory, size)
+    is_saved = _is_saved(workload, recipe, options)
+    if is_saved and not options.checkpoint_every:
+        # Later, the model takes the room of a checkpoint.
+        check_model_space(process, options.output, stepper.model)
     if options.resume:
         phase("resume", lambda: _resume(session, checkpoints))
     request = dataclasses.replace(request, first_step=session.first_step)
@@ -190,15 +196,16 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         step_profile=options.step_profile,
     )
     done = train(training, evaluations, trainer)
-    if done == session.steps and _is_saved(workload, recipe, options.checkpoint_every):
+    if done == session.steps and is_saved:
         phase("save", lambda: _save(session, workload, model))
     return done
 
 
-def _is_saved(workload: Workload, recipe: Recipe, checkpoint_every: int) -> bool:
-    """Return whether the model is written at the end: adapters always are, and others with checkpoints."""
+def _is_saved(workload: Workload, recipe: Recipe, options: Options) -> bool:
+    """Return whether the model is written at the end: all but a whole one that only measures the speed."""
     sharded = recipe.parallelism in ZERO_STAGES
-    return workload.save is not None and not sharded and (workload.rounds_frozen or bool(checkpoint_every))
+    is_wanted = workload.rounds_frozen or options.checkpoint_every or options.data != "synthetic"
+    return workload.save is not None and not sharded and bool(is_wanted)
 
 
 def _save(session: Session, workload: Workload, model: nn.Module) -> str:

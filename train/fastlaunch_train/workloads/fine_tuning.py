@@ -4,6 +4,7 @@ MODEL is a shape of this table, with random weights, a folder, or a name on the 
 classes are those of Transformers, and the adapters those of PEFT.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -238,6 +239,7 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
     assert default is not None
     length = sequence_length(options.sequence_length, default, config, name)
     weights = None if model in _SHAPES else model
+    published = _published_dtype(config) if weights else torch.bfloat16
     few = _few_blocks(config)
     inexact = None if lora is None else replace(lora, starts_at_zero=False)
     sample = partial(_workload, name, options, few, None, inexact, min(length, _CHECKED_LENGTH))
@@ -249,6 +251,7 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
         ),
         weights=weights,
         model_identity=partial(model_identity, config, weights),
+        save=partial(_save, published),
     )
 
 
@@ -274,7 +277,6 @@ def _workload(
         regions=lambda model: () if model.head_loss.in_parts else (model.head_loss,),  # type: ignore
         rounds_frozen=lora is not None,
         use_kernels=partial(_use_liger, name),
-        save=_save,
         tokens_per_sample=length,
         sequence_length=length,
         optimizer="adamw",
@@ -357,7 +359,7 @@ def _tuned_model(workload: str, config: Any, weights: str | None, lora: Lora | N
     if weights is None:
         _let_blocks_add_little(model)
     if lora is not None:
-        _add_adapters(workload, model, lora)
+        _add_adapters(workload, model, lora, weights)
     return TunedModel(model)
 
 
@@ -379,7 +381,7 @@ def _let_blocks_add_little(model: nn.Module) -> None:
         layer.weight.data.mul_(1 / (60 * max(1, len(last)) ** 0.5))
 
 
-def _add_adapters(workload: str, model: nn.Module, lora: Lora) -> None:
+def _add_adapters(workload: str, model: nn.Module, lora: Lora, weights: str | None) -> None:
     peft = import_peft(workload)
     targets = lora.targets if lora.targets == "all-linear" else lora.targets.split(",")
     config = peft.LoraConfig(
@@ -389,6 +391,7 @@ def _add_adapters(workload: str, model: nn.Module, lora: Lora) -> None:
         target_modules=targets,
         init_lora_weights=lora.starts_at_zero,
         task_type="CAUSAL_LM",
+        base_model_name_or_path=weights,
     )
     try:
         peft.inject_adapter_in_model(config, model)
@@ -445,15 +448,36 @@ def _restore_transformers() -> None:
         vars(modeling).update(written)
 
 
-def _save(model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
-    """Write the adapters as PEFT reads them, or the whole model as Transformers does."""
+def _published_dtype(config: Any) -> torch.dtype | None:
+    """Return the dtype of a published model's weights, as its configuration says; None if it does not."""
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _save(dtype: torch.dtype | None, model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
+    """Write the adapters as PEFT reads them, or the whole model as Transformers does.
+
+    dtype: of the whole model's weights in the files; None: as they are trained. Adapters stay in fp32.
+    """
     assert isinstance(model, TunedModel)
     inner: Any = model.model
     state = {name.removeprefix("model."): value for name, value in state.items()}
     config = getattr(inner, "peft_config", {}).get("default")
     if config is None:
+        if dtype is not None:
+            state = {
+                name: value.detach().cpu().to(dtype) if value.is_floating_point() else value
+                for name, value in state.items()
+            }
         # In parts that a machine on AWS sends home.
         inner.save_pretrained(folder, state_dict=state, max_shard_size="1GB")
+        if dtype is not None:
+            # Transformers has written the dtype of the model that was trained.
+            path = folder / "config.json"
+            fields = json.loads(path.read_text())
+            name = "dtype" if "dtype" in fields else "torch_dtype"
+            path.write_text(json.dumps(fields | {name: str(dtype).removeprefix("torch.")}, indent=2) + "\n")
         return
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
