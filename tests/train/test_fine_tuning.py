@@ -1,5 +1,6 @@
 """LoRA and full fine-tuning: shapes, operations, packed documents, what is saved, and what is refused."""
 
+import gzip
 import json
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from fastlaunch_train.models.flops import build_on_meta
 from fastlaunch_train.models.frozen import frozen_linears
 from fastlaunch_train.recipes.recipe import RecipeError
 from fastlaunch_train.recipes.recipes import resolve_recipe
+from fastlaunch_train.records.rows import RowError, is_rows_file, read_bytes, read_rows
 from fastlaunch_train.workloads.contract import NO_LABEL, Batch, ModelOptions, Workload, load_workload
 from fastlaunch_train.workloads.registry import WorkloadError, function_arguments
 
@@ -304,39 +306,60 @@ def test_a_chat_is_written_by_the_tokenizers_template(tmp_path: Path) -> None:
         def get_vocab(self) -> dict[str, int]:
             return {chr(i): i for i in range(256)}
 
-        def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool) -> str:
+        def apply_chat_template(
+            self,
+            messages: list[dict[str, str]],
+            *,
+            tools: list[Any] | None,
+            add_generation_prompt: bool,
+            tokenize: bool,
+        ) -> str:
             assert not tokenize
             if messages[0]["role"] == "tool":
                 raise ValueError("no such role")
-            return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+            turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+            return f"^{tools or ''}{turns}{'<assistant>' if add_generation_prompt else ''}"
 
         def __call__(self, text: Any, **_: Any) -> dict[str, Any]:
             if isinstance(text, str):
                 return {"input_ids": list(text.encode())}
-            return {"input_ids": [list(part.encode()) for part in text]}
+            return {"input_ids": [[2, *part.encode()] for part in text]}
 
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    path = write_rows(tmp_path / "a.jsonl", [{"messages": chat}] * 2)
-    text = read_documents(str(path), HubTokens(Template()), 64)
-    lengths = text.splits["train"].lengths
-    assert lengths is not None
-    written = text.splits["train"].tokens[0][: int(lengths[0])]
-    assert bytes(written.tolist()) == b"<user>hi<assistant>ho"
+    for row, written, predicted in (
+        ({"messages": chat}, b"^<user>hi<assistant>ho", b"<user>hi<assistant>ho"),
+        ({"messages": chat, "tools": [1]}, b"^[1]<user>hi<assistant>ho", b"[1]<user>hi<assistant>ho"),
+        ({"prompt": chat[:1], "completion": chat[1:]}, b"^<user>hi<assistant>ho", b"ho"),
+        # One start, though the tokenizer puts one before each text.
+        ({"prompt": "hi ", "completion": "ho"}, b"\2hi ho\1", b"ho\1"),
+        ({"text": "hi"}, b"\2hi\1", b"hi\1"),
+    ):
+        text = read_documents(
+            str(write_rows(tmp_path / "a.jsonl", [row] * 2)), HubTokens(Template()), 64
+        ).splits["train"]
+        assert text.lengths is not None and text.labels is not None
+        assert bytes(text.tokens[0][: int(text.lengths[0])].tolist()) == written
+        assert bytes(text.labels[0][text.labels[0] != NO_LABEL].tolist()) == predicted
     with pytest.raises(WorkloadError, match="line 1: the chat template refuses it: no such role"):
         path = write_rows(tmp_path / "b.jsonl", [{"messages": [{"role": "tool", "content": "x"}]}])
         read_documents(str(path), HubTokens(Template()), 64)
-    with pytest.raises(WorkloadError, match="no chat template"):
-        read_documents(str(tmp_path / "a.jsonl"), ByteTokens(), 64)
+    in_bytes = read_documents(str(write_rows(path, [{"messages": chat}] * 2)), ByteTokens(), 128)
+    written = bytes(in_bytes.splits["train"].tokens[0].tolist()).rstrip(b"\0")
+    assert written == b"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: this is no JSON"),
-        ("[1]", "line 2: this is no JSON object"),
-        ('{"body": "x"}', "line 2: it has body"),
-        ('{"text": 3}', "line 2: it has text"),
-        ('{"messages": [{"content": "x"}]}', "line 2: it has messages"),
+        ("{", "line 2: it is not JSON"),
+        ("[1]", "line 2: it is no JSON object"),
+        ("{}", "line 2: it is empty"),
+        ('{"body": "x"}', "line 2: it has none of these, but 'body'"),
+        ('{"text": 3}', "line 2: its text is no string"),
+        ('{"messages": [{"content": "x"}]}', "line 2: its messages are no list of messages"),
+        ('{"messages": []}', "line 2: its messages are empty"),
+        ('{"prompt": "x", "completion": [{"role": "user", "content": "x"}]}', "line 2: one of prompt and"),
+        ('{"text": "\\ud83d"}', r'line 2: it has half a character, "\\ud83d"'),
     ],
 )
 def test_a_line_of_another_form_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -344,6 +367,25 @@ def test_a_line_of_another_form_is_named(tmp_path: Path, line: str, message: str
     path.write_text(f'{{"text": "abc"}}\n{line}\n')
     with pytest.raises(WorkloadError, match=message):
         read_documents(str(path), ByteTokens(), 64)
+
+
+def test_rows_are_known_by_what_a_file_holds(tmp_path: Path) -> None:
+    rows = "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
+    for name, data, is_rows in (
+        ("a.txt", rows, True),
+        ("a.jsonl.gz", gzip.compress(rows), True),
+        ("a.bin", gzip.compress(rows), True),
+        ("b.txt", b'{"text": not JSON, but code}\n', False),
+        ("b.jsonl", b"", True),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert is_rows_file(tmp_path / name) == is_rows
+    packed = tmp_path / "a.jsonl.gz"
+    assert len(list(read_rows(packed, read_bytes(packed)))) == len(ROWS)
+    with pytest.raises(RowError, match="is a JSON array"):
+        list(read_rows(Path("a.json"), json.dumps(ROWS).encode()))
+    with pytest.raises(WorkloadError, match="has nothing to predict"):
+        read_documents(str(write_rows(tmp_path / "c.jsonl", [{"text": ""}] * 3)), ByteTokens(), 64)
 
 
 def test_documents_train_and_padding_is_counted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
@@ -19,6 +20,7 @@ from fastlaunch.jobs.job import Variant
 from fastlaunch.jobs.option_rules import LOCAL_DATA, given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch_train.node.protocol import INPUTS
+from fastlaunch_train.records.rows import FORMATS, RowError, is_rows_file, read_bytes, read_rows
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
 DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
@@ -108,7 +110,7 @@ def check_data(data: str, workloads: Iterable[WorkloadInfo], *, where: str = "he
             f"there is no folder {path}", "give a folder with one folder of images, or of reviews, per class"
         )
     if where == "here" and kind == "file" and path and not _written_out(path).is_file():
-        raise UserError(f"there is no file {path}", "give a file of text, or a CSV file of reviews")
+        raise UserError(f"there is no file {path}", "give one of text, JSON Lines, or a CSV file of reviews")
     if data in MADE_UP:
         return
     if kind not in ("folder", "file") or not path:
@@ -122,6 +124,8 @@ def check_data(data: str, workloads: Iterable[WorkloadInfo], *, where: str = "he
             raise UserError(
                 f"workload {workload.name!r} reads no text", "give --data folder:PATH, or synthetic"
             )
+        if workload.is_fine_tuning and where == "here":
+            check_rows(_written_out(path))
         if kind == "folder" and workload.sample_unit == "sequences":
             raise UserError(
                 f"workload {workload.name!r} reads one file of text, no folder", "give --data file:PATH"
@@ -133,6 +137,21 @@ def check_data(data: str, workloads: Iterable[WorkloadInfo], *, where: str = "he
                 f"give the path that the image has it at, such as --data {_example(data)}",
             )
         _check_path("--data ", path)
+
+
+@cache
+def check_rows(path: Path) -> None:
+    """Raise UserError for JSON Lines that hold what cannot be trained on, before a machine is rented."""
+    if not path.is_file() or not is_rows_file(path):
+        return
+    try:
+        num_rows = sum(1 for _ in read_rows(path, read_bytes(path)))
+    except RowError as error:
+        raise UserError(error.message, error.hint) from None
+    except OSError as error:
+        raise BadFile(path, str(error.strerror)) from None
+    if not num_rows:
+        raise UserError(f"{path} is empty", FORMATS)
 
 
 def check_models(variant: Variant) -> None:
@@ -197,6 +216,8 @@ def check_travels(variant: Variant, options: Options, local: DataFile | None) ->
     """
     data = variant.inputs.data
     is_fetched = local is not None or _is_in_input(data.partition(":")[2], options)
+    if local is not None and variant.workload.is_fine_tuning:
+        check_rows(local.path)
     where = "image" if options.image is not None and not is_fetched else "elsewhere"
     check_data(data, [variant.workload], where=where)
     if not (options.image or is_fetched or data in MADE_UP):

@@ -1,17 +1,12 @@
 """Documents and chats in JSON Lines, packed into sequences in which none sees another.
 
-The formats are those of Transformers and TRL, a JSON object a line:
-
-* `{"text": "..."}`: all tokens are predicted.
-* `{"messages": [{"role": "user", "content": "..."}, ...]}`: by the tokenizer's chat template; likewise.
-* `{"prompt": "...", "completion": "..."}`, text or messages: the completion's tokens are predicted.
+Chats are written by the tokenizer's template. All tokens are predicted but those of a prompt.
 """
 
-import json
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,12 +14,14 @@ from fastlaunch_train.data.corpus import HELD_OUT_SHARE
 from fastlaunch_train.data.text import LoadedText, Sequences
 from fastlaunch_train.data.tokens import Tokenizer
 from fastlaunch_train.records.data_identity import digest_of
+from fastlaunch_train.records.rows import FORMATS, Row, RowError, read_bytes, read_rows
 from fastlaunch_train.workloads.contract import NO_LABEL
 from fastlaunch_train.workloads.registry import WorkloadError
 
+log = logging.getLogger("fastlaunch_train")
+
 #: Tokens of a document, and the label of each.
 Document = tuple[torch.Tensor, torch.Tensor]
-_FORMATS = 'give {"text": ...}, {"messages": [...]} or {"prompt": ..., "completion": ...} in each line'
 
 
 def read_documents(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedText:
@@ -35,20 +32,27 @@ def read_documents(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedT
     """
     path = Path(path_text).expanduser()
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
+        rows = list(read_rows(path, data))
     except OSError as error:
         raise WorkloadError(
             f"data file {path} cannot be read: {error.strerror}", "give --data file:PATH of one file"
         ) from None
-    texts = [
-        document
-        for number, line in enumerate(data.splitlines(), start=1)
-        if line.strip()
-        for document in [_document(line, tokenizer, length, f"{path}, line {number}")]
-        if (document[1] != NO_LABEL).any()
-    ]
+    except RowError as error:
+        raise WorkloadError(error.message, error.hint) from None
+    documents = (_document(row, tokenizer, length) for row in rows)
+    texts = [document for document in documents if (document[1][1:] != NO_LABEL).any()]
+    if num_unused := len(rows) - len(texts):
+        log.warning("warning: %d of %d documents have nothing to predict", num_unused, len(rows))
+    if num_cut := sum(len(document[0]) == length for document in texts):
+        log.warning(
+            "warning: %d of %d documents reach --sequence-length %d: what is longer is cut off",
+            num_cut,
+            len(rows),
+            length,
+        )
     if not texts:
-        raise WorkloadError(f"data file {path} has nothing to predict", _FORMATS)
+        raise WorkloadError(f"data file {path} has nothing to predict", FORMATS)
     num_held_out = math.ceil(HELD_OUT_SHARE * len(texts)) if len(texts) > 1 else 0
     splits = {"train": pack(texts[num_held_out:], length, tokenizer.padding)}
     if num_held_out:
@@ -94,44 +98,32 @@ def pack(texts: Sequence[Document], length: int, padding: int) -> Sequences:
     return Sequences(tokens=tokens, labels=labels, positions=positions, lengths=lengths)
 
 
-def _document(line: bytes, tokenizer: Tokenizer, length: int, place: str) -> Document:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise WorkloadError(f"{place}: this is no JSON: {error}", _FORMATS) from None
-    if not isinstance(row, dict):
-        raise WorkloadError(f"{place}: this is no JSON object", _FORMATS)
-    parts = list(_parts(row, place))
-    encoded = [
-        (tokenizer.chat(part, place) if isinstance(part, list) else tokenizer.encode([part])[0], is_label)
-        for part, is_label in parts
-    ]
-    ending = torch.tensor([] if tokenizer.end is None else [tokenizer.end], dtype=torch.int32)
-    # A chat template writes its own ending.
-    if not isinstance(parts[-1][0], list):
-        encoded.append((ending, True))
-    tokens = torch.cat([part for part, _ in encoded])[:length]
-    labels = torch.cat([part if is_label else torch.full_like(part, NO_LABEL) for part, is_label in encoded])[
-        :length
-    ]
-    return tokens, labels
+def _document(row: Row, tokenizer: Tokenizer, length: int) -> Document:
+    tokens, num_prompt = _tokens(row, tokenizer), 0
+    if row.prompt is not None:
+        # A token may hold the end of the prompt and the start of the completion, and is predicted.
+        prompt = _prompt_tokens(row, tokenizer)
+        num_common = min(len(prompt), len(tokens))
+        num_prompt = int((prompt[:num_common] == tokens[:num_common]).cumprod(0).sum())
+    # A chat template writes its own ending, and so do some tokenizers.
+    is_open = isinstance(row.completion, str) and (not len(tokens) or int(tokens[-1]) != tokenizer.end)
+    if is_open and tokenizer.end is not None:
+        tokens = torch.cat([tokens, torch.tensor([tokenizer.end], dtype=torch.int32)])
+    labels = tokens.clone()
+    labels[:num_prompt] = NO_LABEL
+    return tokens[:length], labels[:length]
 
 
-def _parts(row: dict[str, Any], place: str) -> Iterator[tuple[str | list[Any], bool]]:
-    """Yield the parts of a document, text or messages, and whether their tokens are to be predicted."""
-    if isinstance(row.get("text"), str):
-        yield row["text"], True
-    elif _is_chat(row.get("messages")):
-        yield row["messages"], True
-    elif all(isinstance(row.get(key), str) or _is_chat(row.get(key)) for key in ("prompt", "completion")):
-        yield row["prompt"], False
-        yield row["completion"], True
-    else:
-        raise WorkloadError(f"{place}: it has {', '.join(row) or 'nothing'}", _FORMATS)
+def _tokens(row: Row, tokenizer: Tokenizer) -> torch.Tensor:
+    """Return the tokens of the whole row: tokenized at once, it has one beginning."""
+    if isinstance(row.completion, str):
+        assert not isinstance(row.prompt, list)
+        return tokenizer.encode([(row.prompt or "") + row.completion])[0]
+    assert not isinstance(row.prompt, str)
+    return tokenizer.chat([*(row.prompt or ()), *row.completion], row.place, tools=row.tools)
 
 
-def _is_chat(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
-        for message in value
-    )
+def _prompt_tokens(row: Row, tokenizer: Tokenizer) -> torch.Tensor:
+    if isinstance(row.prompt, list):
+        return tokenizer.chat(row.prompt, row.place, tools=row.tools, is_prompt=True)
+    return tokenizer.encode([row.prompt or ""])[0]

@@ -39,8 +39,18 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         """Return the tokens of each text, int32, at most `longest` of them."""
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
-        """Return the tokens of a chat, int32. Raises WorkloadError, with its place, if it has no template."""
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        place: str,
+        *,
+        tools: list[Any] | None = None,
+        is_prompt: bool = False,
+    ) -> torch.Tensor:
+        """Return the tokens of a chat, int32. is_prompt: it ends where the assistant begins to speak.
+
+        Raises WorkloadError, with its place, if there is no template or it refuses the chat.
+        """
 
 
 class ByteTokens:
@@ -54,8 +64,17 @@ class ByteTokens:
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         return [bytes_as_tokens(text.encode())[:longest] for text in texts]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
-        raise _no_template(place)
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        place: str,
+        *,
+        tools: list[Any] | None = None,
+        is_prompt: bool = False,
+    ) -> torch.Tensor:
+        """Return the bytes of the chat in ChatML, as Qwen's models have it."""
+        turns = [f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages]
+        return self.encode(["".join([*turns, "<|im_start|>assistant\n" if is_prompt else ""])])[0]
 
 
 class WordTokens:
@@ -89,7 +108,14 @@ class WordTokens:
             for text in texts
         ]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        place: str,
+        *,
+        tools: list[Any] | None = None,
+        is_prompt: bool = False,
+    ) -> torch.Tensor:
         raise _no_template(place)
 
 
@@ -131,11 +157,20 @@ class HubTokens:
             encoded += [torch.tensor(token_ids, dtype=torch.int32) for token_ids in input_ids]
         return encoded
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], place: str) -> torch.Tensor:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        place: str,
+        *,
+        tools: list[Any] | None = None,
+        is_prompt: bool = False,
+    ) -> torch.Tensor:
         if not getattr(self._tokenizer, "chat_template", None):
             raise _no_template(place)
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, add_generation_prompt=is_prompt, tokenize=False
+            )
         except Exception as error:  # a template may refuse roles and their order
             raise WorkloadError(
                 f"{place}: the chat template refuses it: {error}", "mend the messages"

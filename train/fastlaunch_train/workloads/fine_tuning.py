@@ -22,6 +22,7 @@ from fastlaunch_train.data.text import LoadedText
 from fastlaunch_train.data.tokens import ByteTokens, Tokenizer
 from fastlaunch_train.models.document_attention import ATTENTION, document_mask, register_attention
 from fastlaunch_train.models.flops import language_flops_per_sample
+from fastlaunch_train.records.rows import is_rows_file
 from fastlaunch_train.workloads.causal_lm import following, text_source
 from fastlaunch_train.workloads.contract import (
     NO_LABEL,
@@ -505,5 +506,5 @@ class _LogitsAlone(nn.Module):
 
 
 def _read(path: str, tokenizer: Tokenizer, length: int) -> LoadedText:
-    read = documents.read_documents if path.endswith((".jsonl", ".json")) else corpus.read_text
+    read = documents.read_documents if is_rows_file(Path(path).expanduser()) else corpus.read_text
     return read(path, tokenizer, length)

@@ -40,6 +40,11 @@ class WorkloadInfo:
         return ".py:" in self.name
 
     @property
+    def is_fine_tuning(self) -> bool:
+        """Whether it is of a causal language model, on documents in JSON Lines or on text."""
+        return self.module == _TUNED
+
+    @property
     def optimizer(self) -> str:
         """Its optimizer in a recipe with `optimizer=workload`; a user's workload may name another."""
         if self.is_own:
