@@ -203,6 +203,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
             "is not below this folder",
             "./my.py:build",
         ),
+        ({}, {"workload": "hf-lora:llama-tiny", "data": "tests/a.jsonl"}, "line 1: it has none", "messages"),
         # Data and models that are not where the job is.
         ({}, {"data": "folder:/tmp"}, "folder:/tmp is on this machine", "--data folder:/opt/data/tmp"),
         ({}, {**TEXT, "data": "folder:/t"}, "gpt2-xsmall' reads one file of text", "--data file:PATH"),
@@ -229,6 +230,7 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/a.jsonl").write_text('{"body": "a"}')
     with pytest.raises(UserError) as caught:
         build(terms, **request_)
     assert message in caught.value.message
@@ -308,6 +310,8 @@ def test_every_recipe_runs_on_the_newest_gpu_that_takes_it_with_an_image_of_ones
     for name in RECIPES:
         instance = "p6-b200.48xlarge" if name == "te-mxfp8" else "p5.48xlarge"
         workload = None if RECIPES[name].pointwise == "written" else "gelu"
+        if RECIPES[name].frozen_weights != "native" or RECIPES[name].kernels != "torch":
+            workload = "hf-lora:llama-3.1-8b"
         assert build({**OWN, "instances": (instance,)}, recipes=(name,), workload=workload).variants
 
 

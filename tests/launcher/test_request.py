@@ -134,6 +134,19 @@ def test_overrides_hold_for_every_recipe() -> None:
         ({"workload": "./no_such.py:build"}, "no file ./no_such.py", "./my.py:build"),
         ({"workload": f"{__file__}:test_override"}, "unknown function", "test_overrides_hold"),
         ({"local": True, "instances": ("p5.48xlrge",)}, "unknown instance 'p5.48xlrge'", "p5.48xlarge"),
+        ({"workload": "hf-lora"}, "workload 'hf-lora' names no model", "llama-3.1-8b"),
+        ({"workload": "hf-sft:llama-tini"}, "no model 'llama-tini'", "did you mean hf-sft:llama-tiny"),
+        (
+            {"workload": "hf-lora:llama-tiny", "workload_arguments": ("rank=0",)},
+            "--set-workload rank is 0",
+            "from 1 to 1024",
+        ),
+        (
+            {"workload": "hf-sft:llama-tiny", "recipes": ("nf4",)},
+            "recipe nf4 does not fit workload hf-sft:llama-tiny, which trains all its weights",
+            "--workload hf-lora:MODEL",
+        ),
+        ({"workload": "gpt2-tiny", "recipes": ("liger",)}, "Liger's kernels are those", "give bf16"),
         ({"overrides": ("compile_mod=default",)}, "no field 'compile_mod'", "compile_mode"),
         ({"recipes": ("bf16", "bf16")}, "given twice", "--repeats 2"),
         ({"repeats": 0}, "--repeats is 0", "give 1 to 1000"),
@@ -182,6 +195,17 @@ def test_what_cannot_run_here_is_refused_with_what_would(
         jobs(**options).at()
     assert message in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "a.jsonl is empty"), (b'{"text": "a"}\n{"text": "oops\n', "a.jsonl, line 2: it is not JSON")],
+)
+def test_rows_that_cannot_be_trained_on_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        jobs(workload="hf-lora:llama-tiny", data=f"file:{tmp_path}/a.jsonl")
+    assert '{"messages": [...]}' in str(caught.value.hint)
 
 
 def test_more_processes_than_gpus_are_refused() -> None:

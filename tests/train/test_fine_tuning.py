@@ -505,12 +505,43 @@ def test_weights_that_the_disk_has_no_room_for_are_not_begun(
         (["rank=0"], "rank is 0"),
         (["alpha=-1"], "alpha is -1"),
         (["dropout=1"], "dropout is 1"),
-        (["targets=nothing"], "LoRA's targets nothing"),
+        (["rank=abc"], "rank is 'abc'"),
+        (["targets="], "targets is None"),
+        (["targets=q_proj,nothing"], "no layer is called nothing, one of LoRA's targets"),
     ],
 )
 def test_arguments_that_lora_does_not_take_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         built(**function_arguments(LORA, given))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "message"),
+    [
+        ("BertForMaskedLM", "bert", "those of a BertForMaskedLM, which does not write text"),
+        ("LlamaForSequenceClassification", "llama", "those of a LlamaForSequenceClassification"),
+        ("T5ForConditionalGeneration", "t5", "a t5 model is no causal language model$"),
+    ],
+)
+def test_models_that_write_no_text_are_refused(
+    tmp_path: Path, architecture: str, model_type: str, message: str
+) -> None:
+    config = {"architectures": [architecture], "model_type": model_type, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WorkloadError, match=message):
+        built(f"hf-sft:{tmp_path}")
+
+
+def test_experts_of_a_mixture_get_adapters(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    mixture = import_transformers(LORA).MixtralConfig(
+        **sizes, num_key_value_heads=1, num_local_experts=2, vocab_size=256, max_position_embeddings=128
+    )
+    import_transformers(LORA).MixtralForCausalLM(mixture).save_pretrained(tmp_path / "base")
+    trained(tmp_path / "o", workload=f"hf-lora:{tmp_path / 'base'}", recipe="fp32")
+    assert any("experts" in name for name in load_file(tmp_path / "o/model/adapter_model.safetensors"))
 
 
 def test_arguments_of_another_workload_are_refused() -> None:

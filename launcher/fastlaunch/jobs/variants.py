@@ -221,6 +221,14 @@ def fit_problem(recipe: Recipe, workload: WorkloadInfo) -> UserError | None:
             f"{pair}: Transformer Engine's blocks stand for those of image models here",
             "give a recipe with blocks=native, such as bf16 or compile",
         )
+    if recipe.frozen_weights != "native" and not workload.name.startswith("hf-lora:"):
+        return UserError(
+            f"{pair}, which trains all its weights", "give bf16 or compile, or --workload hf-lora:MODEL"
+        )
+    if recipe.kernels != "torch" and not workload.is_fine_tuning:
+        return UserError(
+            f"{pair}: Liger's kernels are those of hf-lora:MODEL and hf-sft:MODEL", "give bf16 or compile"
+        )
     if recipe.pointwise != "written" and kind != "gelu":
         return UserError(f"{pair}, which writes out no pointwise functions", "give bf16, or --workload gelu")
     optimizer = workload.optimizer if recipe.optimizer == "workload" else recipe.optimizer

@@ -73,7 +73,7 @@ class ByteTokens:
         is_prompt: bool = False,
     ) -> torch.Tensor:
         """Return the bytes of the chat in ChatML, as Qwen's models have it."""
-        turns = [f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages]
+        turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages]
         return self.encode(["".join([*turns, "<|im_start|>assistant\n" if is_prompt else ""])])[0]
 
 

@@ -5,6 +5,7 @@ classes are those of Transformers, and the adapters those of PEFT.
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from fastlaunch_train.workloads.language_models import (
     transformer_blocks,
     vocabulary,
 )
-from fastlaunch_train.workloads.registry import Scalar, WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import SHAPES, Scalar, WorkloadError, workload_info
 
 _LLAMA_3 = {
     "vocab_size": 128256,
@@ -149,10 +150,13 @@ _SHAPES: Mapping[str, tuple[str, dict[str, Any], float, dict[str, Any] | None]] 
     "llama-tiny": ("LlamaConfig", _TINY, 1e4, None),
     "qwen3-tiny": ("Qwen3Config", _TINY | {"head_dim": 32}, 1e4, None),
 }
+assert tuple(_SHAPES) == SHAPES
 #: Blocks and tokens of the model on which recipes are checked.
 _CHECKED_BLOCKS, _CHECKED_LENGTH = 2, 256
 #: Columns of the logits that are compared, and the distance of the tokens whose hidden states are.
 _OUTPUT_COLUMNS, _WATCHED_TOKENS = 64, 64
+#: Classes of published models whose head predicts something else, or that see the token they predict.
+_OTHER_HEADS = re.compile(r"MaskedLM|PreTraining$|Classification|QuestionAnswering")
 #: By a workload's prefix, with AdamW: what QLoRA's authors use up to 13B, and TRL's default for SFT.
 _LEARNING_RATES = {"hf-lora": 2e-4, "hf-sft": 2e-5}
 
@@ -166,16 +170,6 @@ class Lora:
     dropout: float = 0.0
     targets: str = "all-linear"  #: all but the head, or names of layers joined by commas
     starts_at_zero: bool = True  #: as it should; if not, adapters change the outputs from the start
-
-    def __post_init__(self) -> None:
-        for field, valid, hint in (
-            ("rank", type(self.rank) is int and 1 <= self.rank <= 1024, "give 1 to 1024"),
-            ("alpha", type(self.alpha) in (int, float) and self.alpha > 0, "give a number above 0"),
-            ("dropout", type(self.dropout) in (int, float) and 0 <= self.dropout < 1, "give 0 up to 1"),
-            ("targets", isinstance(self.targets, str) and self.targets, "give all-linear, or q_proj,v_proj"),
-        ):
-            if not valid:
-                raise WorkloadError(f"--set-workload {field} is {getattr(self, field)!r}", hint)
 
 
 class TunedModel(nn.Module):
@@ -236,6 +230,12 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
     kind, _, model = name.partition(":")
     lora = Lora(**arguments) if kind == "hf-lora" else None  # type: ignore[arg-type]
     config = _config(model, name)
+    kind_of_model = (getattr(config, "architectures", None) or [""])[0]
+    if _OTHER_HEADS.search(kind_of_model) and not getattr(config, "is_decoder", False):
+        raise WorkloadError(
+            f"workload {name!r}: the weights are those of a {kind_of_model}, which does not write text",
+            "give a causal language model, such as Llama or Qwen",
+        )
     default = workload_info(name).sequence_length
     assert default is not None
     length = sequence_length(options.sequence_length, default, config, name)
@@ -353,8 +353,11 @@ def _tuned_model(workload: str, config: Any, weights: str | None, lora: Lora | N
         else:
             model = load_from_hub(auto.from_pretrained, weights, workload, "model", config=config, **options)
     except (ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        is_other = "Unrecognized configuration class" in reason
         raise WorkloadError(
-            f"workload {workload!r}: no causal {config.model_type} model can be built: {error}",
+            f"workload {workload!r}: a {config.model_type} model "
+            + ("is no causal language model" if is_other else f"cannot be built: {reason}"),
             "give a model that writes text, such as Llama or Qwen",
         ) from error
     if weights is None:
@@ -384,7 +387,17 @@ def _let_blocks_add_little(model: nn.Module) -> None:
 
 def _add_adapters(workload: str, model: nn.Module, lora: Lora, weights: str | None) -> None:
     peft = import_peft(workload)
-    targets = lora.targets if lora.targets == "all-linear" else lora.targets.split(",")
+    targets = lora.targets if lora.targets == "all-linear" else lora.targets.replace(" ", "").split(",")
+    # PEFT passes over names that match none if another one does.
+    names = [f".{name}" for name, _ in model.named_modules()]
+    for target in [] if isinstance(targets, str) else targets:
+        if not any(name.endswith(f".{target}") for name in names):
+            linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+            known = sorted({name.rpartition(".")[2] for name in linear})
+            raise WorkloadError(
+                f"workload {workload!r}: no layer is called {target}, one of LoRA's targets",
+                f"give all-linear, or some of {', '.join(known)}",
+            )
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -405,7 +418,7 @@ def _add_adapters(workload: str, model: nn.Module, lora: Lora, weights: str | No
         if isinstance(module, peft.tuners.tuners_utils.BaseTunerLayer):
             # Autocast rounds what a product needs; PEFT would write each input in fp32 first.
             module.cast_input_dtype_enabled = False
-            if not lora.starts_at_zero:
+            if not lora.starts_at_zero and isinstance(module.get_base_layer(), nn.Linear):
                 # As large as what the layer itself computes.
                 base = module.get_base_layer().weight
                 size = float(base.float().std()) * base.shape[1] ** 0.5

@@ -68,6 +68,12 @@ _FINE_TUNING: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "hf-sft:": ("full fine-tuning of a causal language model", (), ()),
 }
 
+#: Models for fine-tuning that need no files: their weights are random. `fine_tuning` has their sizes.
+SHAPES = (
+    *("llama-2-7b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b"),
+    *("llama-tiny", "qwen3-tiny"),
+)
+
 WORKLOADS: Mapping[str, WorkloadInfo] = {
     info.name: info
     for info in (
@@ -183,7 +189,13 @@ def workload_info(name: str) -> WorkloadInfo:
             WORKLOADS["gpt2-xsmall"], name=name, description="a causal language model", num_parameters=None
         )
     for prefix, (description, arguments, packages) in _FINE_TUNING.items():
-        if name.startswith(prefix) and len(name) > len(prefix):
+        if name in (prefix, prefix.removesuffix(":")):
+            raise WorkloadError(
+                f"workload {name!r} names no model",
+                f"give {prefix}FOLDER, a name on the Hugging Face hub, or one of {', '.join(SHAPES)}",
+            )
+        if name.startswith(prefix):
+            _check_shape(name.removeprefix(prefix), prefix)
             return WorkloadInfo(
                 name=name,
                 description=description,
@@ -216,6 +228,18 @@ def workload_info(name: str) -> WorkloadInfo:
     )
 
 
+def _check_shape(model: str, prefix: str) -> None:
+    """Raise WorkloadError for what is nearly the name of a shape, and neither a folder nor on the hub.
+
+    Names on the hub have an owner; the few without are older than any of these models.
+    """
+    near = get_close_matches(model, SHAPES, n=1, cutoff=0.75)
+    if near and model != near[0] and "/" not in model and not Path(model).is_dir():
+        raise WorkloadError(
+            f"workload {prefix + model!r}: there is no model {model!r}", f"did you mean {prefix}{near[0]}?"
+        )
+
+
 def sized(info: WorkloadInfo, arguments: Mapping[str, Scalar]) -> WorkloadInfo:
     """Return what is known of a workload with these arguments: of a user's, `width` is that of a token."""
     width = arguments.get("width")
@@ -225,8 +249,8 @@ def sized(info: WorkloadInfo, arguments: Mapping[str, Scalar]) -> WorkloadInfo:
 def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
     """Return the arguments in `texts`, each KEY=VALUE, for workload `name`.
 
-    Raises WorkloadError for text of another form, and for keys that a built-in workload does not take or with
-    which the user's function cannot be called: its file is read, not run. The workload checks the values.
+    Raises WorkloadError for text of another form, for keys and values that a built-in workload does not take,
+    and for keys with which the user's function cannot be called: its file is read, not run.
     """
     given: dict[str, Scalar] = {}
     for text in texts:
@@ -246,7 +270,27 @@ def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
             if info.arguments
             else "it is for a workload of your own, ./file.py:function, or hf-lora:MODEL",
         )
+    else:
+        for key, scalar in given.items():
+            _check_lora(key, scalar)
     return given
+
+
+def _check_lora(key: str, value: Scalar) -> None:
+    """Raise WorkloadError for a value that LoRA does not take."""
+    number = value if type(value) in (int, float) else math.nan
+    assert isinstance(number, int | float)
+    is_valid, hint = {
+        "rank": (type(value) is int and 1 <= number <= 1024, "give a whole number from 1 to 1024"),
+        "alpha": (number > 0, "give a number above 0"),
+        "dropout": (0 <= number < 1, "give a number from 0 up to 1, such as 0.05"),
+        "targets": (
+            isinstance(value, str) and all(name.strip() for name in value.split(",")),
+            "give all-linear, or names of layers, as in q_proj,v_proj",
+        ),
+    }[key]
+    if not is_valid:
+        raise WorkloadError(f"--set-workload {key} is {value!r}", hint)
 
 
 def _check_keys(name: str, keys: Set[str]) -> None:
