@@ -16,6 +16,7 @@ from fastlaunch.analysis.pricing import ChargedAs
 from fastlaunch.analysis.rate import Evidence
 from fastlaunch.catalog.prices import VolumePrice
 from fastlaunch.core.errors import UserError
+from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.cost import finish_json, finish_table
@@ -283,6 +284,16 @@ def test_rows_whose_ranges_overlap_are_not_settled() -> None:
     rows = [*three("bf16", 1.0, by=0.05), *three("compile", 0.99, by=0.05)]
     (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
     assert workload["sentence"].startswith("it is not settled whether 1,000 steps cost least with compile ($")
+    # With several the sentence stays short.
+    rows += three("tf32", 0.995, by=0.05)
+    (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
+    assert " or one of 2 others, " in workload["sentence"] and len(workload["sentence"].split()) <= 25
+
+
+def test_rows_without_a_time_make_no_table() -> None:
+    (path,) = (path for path in shipped_figures() if path.stem == "pointwise-fusion")
+    shown = finish_table(compared(*read_published(path)), 1000, CATALOGUE)
+    assert shown == "gelu-pointwise: no row for 1,000 steps is both ranked and timed."
 
 
 def test_a_range_that_rounds_to_nothing_is_not_shown() -> None:

@@ -116,6 +116,20 @@ def test_a_baseline_is_a_label_or_a_part_of_it(baseline: str | None, first: str)
     assert specs("python train.py {a} {b}", *lists, baseline=baseline)[0].label == first
 
 
+@pytest.mark.parametrize(
+    ("command", "is_noted"),
+    [
+        ("python train.py --amp {ampp}", True),
+        ("python train.py --amp bf16", False),
+        ("bash -c 'echo {amp}'", False),
+    ],
+)
+def test_a_placeholder_of_a_python_script_that_nothing_fills_is_noted(command: str, is_noted: bool) -> None:
+    words = tuple(shlex.split(command.replace("python", shlex.quote(sys.executable), 1)))
+    jobs = build_jobs(Options(command=words), catalogue=None, machine=CPU)
+    assert any("-L ampp=A,B" in caveat for caveat in jobs.caveats) == is_noted
+
+
 def test_a_command_without_lists_is_one_job_as_it_is() -> None:
     (job,) = specs("python train.py {amp}")
     assert (ends((job,)), job.label) == (["{amp}"], "as is")

@@ -216,12 +216,17 @@ def _no_script(path: str, program: str) -> UserError:
 def caveats_of(scripts: Sequence[Script], instances: Sequence[InstanceType] = ()) -> tuple[str, ...]:
     """Return what to know before the commands start. instances: on which they start a single process."""
     script = scripts[0]
+    is_python = _PYTHON.fullmatch(Path(script.argv[0]).name) is not None
     caveats = []
     left = [word for word in script.argv if _PLACEHOLDER.fullmatch(word)]
-    if script.variant and left:
+    # Braces are common in what a shell or awk runs.
+    if left and script.variant:
         caveats.append(f"no -L names {left[0]}: the command gets it as it is")
+    elif left and is_python:
+        to_vary = f"-L {left[0][1:-1]}=A,B varies it"
+        caveats.append(f"no -L names {left[0]}: the command gets it as it is; {to_vary}")
     most = max((instance.num_accelerators for instance in instances), default=1)
-    if script.nproc is None and most > 1 and _PYTHON.fullmatch(Path(script.argv[0]).name):
+    if script.nproc is None and most > 1 and is_python:
         caveats.append(f"one process on {most} GPUs: --nproc gpu starts one for each, under torchrun")
     return tuple(caveats)
 

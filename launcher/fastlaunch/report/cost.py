@@ -14,7 +14,7 @@ from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.tables import WIDTH, Column, table
-from fastlaunch.core.units import duration_text, first_names
+from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
 from fastlaunch.report.text import (
@@ -135,7 +135,7 @@ def notes(cost: Cost) -> Iterator[str]:
     elif cost.hours.low is None:
         yield "there is no interval: the speed has none"
     else:
-        yield "± is a 90% range from the speed alone; one-off parts carry no range"
+        yield "the range is one of 90%, from the speed alone; one-off parts carry none"
 
 
 def cost_to_json(cost: Cost) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def assumed_note(assumed_s: Mapping[str, float]) -> Iterator[str]:
     """Yield a note on the parts that are assumed, with their seconds."""
     if assumed_s:
         parts = ", ".join(f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in assumed_s.items())
-        yield f"assumed, not measured: {parts}; no range includes this, and a narrower ± is left out"
+        yield f"assumed, not measured: {parts}; no range includes this, and a narrower one is left out"
 
 
 def beside_assumed(quantity: Interval, assumed: float) -> Interval:
@@ -234,6 +234,8 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
     titles = {num_ranked: "not ranked with these:"} if 0 < num_ranked < len(ordered) else None
     text = table(ordered, columns, width, rule=True, missing=UNKNOWN, titles=titles)
     sentence = textwrap.fill(f"{_sentence(finishes, letters.in_words)}.", width, break_on_hyphens=False)
+    if not any(finish.cost for finish in finishes):
+        return textwrap.fill(f"{rows[0].setup.workload}: {_sentence(finishes, letters.in_words)}.", width)
     parts = [sentence, heading, text, letters.legend(width), bulleted(notes, width)]
     return "\n\n".join(filter(None, parts))
 
@@ -249,7 +251,7 @@ def _usd_text(cost: Cost) -> str | None:
 
 
 #: What the ranges of a finish are, beside verdicts at 95%.
-_HOW_SURE = "± is a 90% range from the speed alone, on any machine of the type; one-off parts carry no range"
+_HOW_SURE = "ranges are of 90%, from the speed alone, on any machine of the type; one-off parts carry none"
 
 
 def _evidence(finish: Finish) -> str | None:
@@ -325,12 +327,15 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
             near.append(finish)
     name = name_of(best.row, rows, letters=letters)
     if near:
-        rivals = first_names(
-            [f"{name_of(finish.row, rows, letters=letters)} ({took(finish)})" for finish in near], 2
-        )
+        # The table has the others, below a heading that says as many samples as what.
+        rivals = f"one of {len(near)} others"
+        if len(near) == 1:
+            rivals = f"{name_of(near[0].row, rows, letters=letters)} ({took(near[0])})"
+        if job.startswith("as many"):
+            job, how = "the job", how.replace("cost", "costs").replace("finish", "finishes")
         return (
             f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}:"
-            " their 90% ranges overlap"
+            " 90% ranges overlap"
         )
     if not others:
         return f"{job} {how} {name}: {took(best)}, {_evidence(best)}"

@@ -143,9 +143,10 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
     if (rival := recommendation.rival) is not None:
         name = _named(rival.choice, recommendation, letters)
         is_next = recommendation.experiment is not None and recommendation.experiment.choice is rival.choice
-        tells = (
-            "" if is_next else f"; a run of {hours_text(rival.hours)} for ${dollars(rival.usd)} would tell"
-        )
+        run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
+        tells = "" if is_next else f"; {run} would tell"
+        if recommendation.experiment is None:
+            tells += ", but cost more than it saves on average"
         if rival.choice is runner_up:
             yield f"The runner-up may yet be cheaper{tells}."
         else:
@@ -168,6 +169,8 @@ def _evidence(choice: Choice) -> str:
 
 def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     experiment = recommendation.experiment
+    if experiment is None and recommendation.rival is not None:
+        return ""
     if experiment is None:
         return "No experiment on what is weighed here would save as much, on average, as it costs."
     choice = experiment.choice

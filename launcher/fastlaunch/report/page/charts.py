@@ -216,7 +216,7 @@ def price_history() -> Spec:
 
 
 def picture(spec: Spec, datasets: Mapping[str, Rows]) -> bytes:
-    """Return the chart with these data as a PNG, 820 pixels wide at twice the resolution."""
+    """Return the chart with these data as a PNG, doubled, 820 pixels wide unless it has a width."""
     import vl_convert
 
     config = {
@@ -226,7 +226,8 @@ def picture(spec: Spec, datasets: Mapping[str, Rows]) -> bytes:
         **{"legend": {"columns": 6, "symbolOpacity": 1}, "range": {"category": list(COLOURS)}},
     }
     # The page fits a chart to its own width; a picture has a fixed one.
-    filled = {**spec, "width": 820, "datasets": dict(datasets), "config": config}
+    width = 820 if spec["width"] == "container" else spec["width"]
+    filled = {**spec, "width": width, "datasets": dict(datasets), "config": config}
     return vl_convert.vegalite_to_png(filled, scale=2)
 
 
