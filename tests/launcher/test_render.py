@@ -57,6 +57,15 @@ def run(
     )
 
 
+def test_speeds_of_sequences_are_in_tokens_and_of_images_in_samples(summary: RunSummary) -> None:
+    assert run_row(run(summary))["samples_per_s"] == "160"
+    assert run_row(run(summary))["tokens_per_s"] is None
+    setup = replace(summary.setup, sample_unit="sequences")
+    timing = replace(run(summary).summary.timing, tokens_per_step=1000.0)  # type: ignore[union-attr]
+    row = run_row(replace(run(summary), summary=replace(summary, setup=setup, timing=timing)))
+    assert (row["samples_per_s"], row["tokens_per_s"]) == (None, "10,000")
+
+
 def test_the_closing_sentence_is_that_of_compare_with_what_it_leaves_out(summary: RunSummary) -> None:
     runs = [run(summary, 0.1), run(summary, 0.1), run(summary, 0.6, recipe="fp32"), run(None, recipe="fp32")]
     answer = "bf16 gives the most.\nAt batch 8 nothing is ranked."

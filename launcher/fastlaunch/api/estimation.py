@@ -13,7 +13,7 @@ from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import as_warning
-from fastlaunch.core.units import first_names, parse_count, parse_date
+from fastlaunch.core.units import enumerated, first_names, parse_count, parse_date
 from fastlaunch.jobs.options import ML
 from fastlaunch.lifecycle.world import World, default_context
 
@@ -263,7 +263,7 @@ def length_of(**lengths: float | str | None) -> tuple[str, float | str]:
         names = [f"--{name}" for name in lengths]
         raise UserError(
             f"the length of the training is {'given twice' if given else 'missing'}",
-            f"give one of {', '.join(names[:-1])} and {names[-1]}",
+            f"give one of {enumerated(names)}",
         )
     ((name, length),) = given.items()
     if isinstance(length, str) and name != "target":

@@ -16,7 +16,7 @@ from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.units import is_region, parse_date, parse_duration_s
+from fastlaunch.core.units import enumerated, is_region, parse_date, parse_duration_s
 from fastlaunch.lifecycle.world import World, default_context
 from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
 
@@ -273,7 +273,7 @@ def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
         return None
     if not lacking:
         return None
-    return f"it needs {' and '.join(lacking)}, which AWS's images lack: {how_to_build(lacking)}"
+    return f"it needs {enumerated(lacking)}, which AWS's images lack: {how_to_build(lacking)}"
 
 
 def _with_image(result: analysis.Recommendation) -> analysis.Recommendation:

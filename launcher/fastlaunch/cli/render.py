@@ -36,6 +36,7 @@ RUN_HEADERS: Mapping[str, str] = {
     "state": "state",
     "step_time": "step time",
     "samples_per_s": "samples/s",
+    "tokens_per_s": "tokens/s",
     "note": "",
 }
 
@@ -125,14 +126,19 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
     """
     summary = run.summary
     step_time_s = summary.step_time_s if summary else None
-    per_step = summary.timing.samples_per_step if summary and step_time_s else None
+    # Sequences are of any length.
+    in_tokens = bool(summary and summary.setup.sample_unit == "sequences" and summary.timing.tokens_per_step)
+    timing = summary.timing if summary else None
+    per_step = timing and (timing.tokens_per_step if in_tokens else timing.samples_per_step)
+    per_s = per_step / step_time_s if per_step and step_time_s else None
     whole_s = summary.figures.total_time_s if summary and not summary.timing.step_time_s else None
     return {
         "run": run.id,
         "recipe": run.recipe,
         "state": str(run.state),
         "step_time": in_ms(step_time_s) if step_time_s else None,
-        "samples_per_s": rounded(per_step / step_time_s) if per_step and step_time_s else None,
+        "samples_per_s": None if in_tokens or per_s is None else rounded(per_s),
+        "tokens_per_s": rounded(per_s) if in_tokens and per_s is not None else None,
         "note": note or run.reason or _problem(summary) or (whole_s and f"{rounded(whole_s)} s in all"),
     }
 
@@ -192,8 +198,8 @@ def _shorten(
 
 def print_run_rows(rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0) -> None:
     """Print rows as `run_row` makes them, how many planned runs have none, and an empty line."""
-    # Samples/s follow from the step time.
-    columns = keyed(RUN_HEADERS, {"samples_per_s": SPARE})
+    # Both follow from the step time.
+    columns = keyed(RUN_HEADERS, {"samples_per_s": SPARE, "tokens_per_s": SPARE})
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
     lines = [runs_table(rows, columns, width or None)] if rows else []
     if num_unneeded:

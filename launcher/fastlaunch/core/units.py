@@ -168,6 +168,12 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{rounded(seconds / 3600)} h"
 
 
+def enumerated(names: Iterable[str]) -> str:
+    """Return `a`, `a and b` or `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def size_text(num_bytes: int) -> str:
     """Return `1.5 GiB`, `340 KiB`, `12 B`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -13,6 +13,7 @@ from fastlaunch.catalog.experiments import Experiment, ExperimentVariant, publis
 from fastlaunch.catalog.hardware import Accelerator, InstanceType
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.units import enumerated
 from fastlaunch.jobs.data_sources import MADE_UP, data_source, reads_text
 from fastlaunch.jobs.job import Inputs, Variant
 from fastlaunch.jobs.options import OPTIONS, Options
@@ -382,8 +383,8 @@ def _image_problem(variant: Variant, variants: Sequence[Variant], options: Optio
         package for other in variants for package in not_in_base_images(other.recipe, other.workload)
     )
     return UserError(
-        f"{who} needs {' and '.join(lacking)}, which AWS's images lack",
-        f"{how_to_build(packages)}; or name {' and '.join(packages)} in a file, for --requirements",
+        f"{who} needs {enumerated(lacking)}, which AWS's images lack",
+        f"{how_to_build(packages)}; or name {enumerated(packages)} in a file, for --requirements",
     )
 
 

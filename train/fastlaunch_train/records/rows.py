@@ -84,6 +84,8 @@ def _row(line: bytes, place: str) -> Row:
         row = json.loads(line)
     except UnicodeDecodeError:
         raise RowError(f"{place}: it is not UTF-8", "convert the file, as with iconv") from None
+    except json.JSONDecodeError as error:
+        raise RowError(f"{place}: it is not JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise RowError(f"{place}: it is not JSON: {error}") from None
     if not isinstance(row, dict):
