@@ -135,6 +135,10 @@ def test_the_next_command_is_one_that_has_something_to_show(
     assert next_after(stopped) == "next: fastlaunch logs 20261121-090312-k3f9"
     print_runs([a_run(RunState.FAILED, tmp_path)], output="table")
     assert f"{tmp_path / LOG}:\nit said something\n" in capsys.readouterr().err
+    # The error itself is the run's reason, which its hint follows.
+    (tmp_path / LOG).write_text("error: its rank is 0\n  give 1 or more\n")
+    print_runs([a_run(RunState.FAILED, tmp_path)], output="table")
+    assert capsys.readouterr().err.startswith("  give 1 or more\n")
 
 
 def test_of_several_runs_that_were_stopped_the_one_that_can_go_on_is_next(

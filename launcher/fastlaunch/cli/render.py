@@ -293,12 +293,12 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
     failures = (run for run in runs if run.state in (RunState.FAILED, RunState.LOST))
     failed = next((run for run in failures if run.directory), None)
     if failed is not None and failed.directory is not None:
-        if lines := telling_lines(failed.directory, num_lines=_NUM_LOG_LINES):
-            # The training's own error is the run's reason, which is printed above; show only its hint.
-            after = [number for number, line in enumerate(lines, start=1) if line.startswith(_OUR_ERROR)]
-            lines = lines[after[-1] :] if after else lines
+        lines = telling_lines(failed.directory, num_lines=_NUM_LOG_LINES)
+        # The training's own error is the run's reason, which is printed above; show only its hint.
+        after = [number for number, line in enumerate(lines, start=1) if line.startswith(_OUR_ERROR)]
+        lines = lines[after[-1] :] if after else lines and [f"the end of {failed.directory / LOG}:", *lines]
         if lines:
-            click.echo("\n".join([f"the end of {failed.directory / LOG}:", *lines]), err=True)
+            click.echo("\n".join(lines), err=True)
     next_command(_next(runs, failed))
 
 
