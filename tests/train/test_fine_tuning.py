@@ -448,6 +448,9 @@ def test_all_weights_are_kept_as_they_were_published_if_data_are_given(
     saved = load_file(tmp_path / "o/model/model.safetensors")
     assert {value.dtype for value in saved.values()} == {dtype}
     assert json.loads((tmp_path / "o/model/config.json").read_text())["dtype"] == str(dtype)[6:]
+    # The folder alone is enough to write text.
+    tokenizer: Any = import_transformers(SFT).AutoTokenizer.from_pretrained(tmp_path / "o/model")
+    assert (tokenizer.eos_token, len(tokenizer)) == ("<eos>", 258) and tokenizer.chat_template
 
 
 def test_a_model_that_the_disk_has_no_room_for_is_not_trained(tmp_path: Path) -> None:

@@ -144,6 +144,10 @@ class HubTokens:
         made = ",".join(str(number) for text in probed for number in (*text.tolist(), -1))
         return f"hub {digest_of([*numbered, f'{self.padding} {made}'.encode()])}"
 
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files as Transformers reads them."""
+        self._tokenizer.save_pretrained(str(folder))
+
     def encode(self, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
         encoded: list[torch.Tensor] = []
         for first in range(0, len(texts), _CHUNK):

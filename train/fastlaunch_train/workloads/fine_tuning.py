@@ -7,7 +7,7 @@ classes are those of Transformers, and the adapters those of PEFT.
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import nn
 from fastlaunch_train.data import corpus, documents
 from fastlaunch_train.data.hub import import_peft, import_transformers, load_from_hub
 from fastlaunch_train.data.text import LoadedText
-from fastlaunch_train.data.tokens import ByteTokens, Tokenizer
+from fastlaunch_train.data.tokens import ByteTokens, HubTokens, Tokenizer, has_tokenizer, load_tokenizer
 from fastlaunch_train.models.document_attention import ATTENTION, document_mask, register_attention
 from fastlaunch_train.models.flops import language_flops_per_sample
 from fastlaunch_train.records.rows import is_rows_file
@@ -252,7 +252,7 @@ def build(name: str, options: ModelOptions, **arguments: Scalar) -> Workload:
         ),
         weights=weights,
         model_identity=partial(model_identity, config, weights),
-        save=partial(_save, published),
+        save=partial(_save, published, partial(_tokenizer, options.tokenizer or weights, name)),
     )
 
 
@@ -469,12 +469,25 @@ def _published_dtype(config: Any) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
-def _save(dtype: torch.dtype | None, model: nn.Module, state: Mapping[str, Any], folder: Path) -> None:
-    """Write the adapters as PEFT reads them, or the whole model as Transformers does.
+def _tokenizer(source: str | None, workload: str) -> HubTokens | None:
+    return load_tokenizer(source, workload) if source is not None and has_tokenizer(source) else None
+
+
+def _save(
+    dtype: torch.dtype | None,
+    load_tokens: Callable[[], HubTokens | None],
+    model: nn.Module,
+    state: Mapping[str, Any],
+    folder: Path,
+) -> None:
+    """Write the adapters as PEFT reads them, or the whole model as Transformers does, and the tokenizer.
 
     dtype: of the whole model's weights in the files; None: as they are trained. Adapters stay in fp32.
     """
     assert isinstance(model, TunedModel)
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokens := load_tokens():
+        tokens.save(folder)
     inner: Any = model.model
     state = {name.removeprefix("model."): value for name, value in state.items()}
     config = getattr(inner, "peft_config", {}).get("default")
@@ -496,7 +509,6 @@ def _save(dtype: torch.dtype | None, model: nn.Module, state: Mapping[str, Any],
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     adapters = get_peft_model_state_dict(inner, state_dict=state)
     tensors = {
         f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in adapters.items()
