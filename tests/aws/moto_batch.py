@@ -211,7 +211,7 @@ class Queues:
         if queue is None:
             return _error(request, f"JobQueue {asked.get('jobQueue')} does not exist")
         names = [value for each in asked.get("filters", ()) for value in each["values"]]
-        found = [
+        summaries = [
             self._summary(job)
             for job in self.service_jobs.values()
             if job.queue is queue
@@ -220,7 +220,7 @@ class Queues:
                 job.request["jobName"] in names if names else job.status == asked.get("jobStatus", "RUNNING")
             )
         ]
-        return _json({"jobSummaryList": found})
+        return _json({"jobSummaryList": summaries})
 
     def terminate(self, request: SentRequest) -> "Answer":
         job = self._job(request)

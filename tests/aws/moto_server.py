@@ -290,13 +290,13 @@ class MotoServer:
                     return moto_gaps.error(request, refusal.code, refusal.message, refusal.status)
             if request.service in ("ec2", "ssm"):
                 self._furnish(request.region)
-            own = moto_gaps.answer(self, request)
-            if own is None and request.service == "batch":
-                own = self.queues.answer(request)
-            if own is None and request.service == "sagemaker":
-                own = self.training_jobs.answer(request)
-            if own is not None:
-                return own
+            answer = moto_gaps.answer(self, request)
+            if answer is None and request.service == "batch":
+                answer = self.queues.answer(request)
+            if answer is None and request.service == "sagemaker":
+                answer = self.training_jobs.answer(request)
+            if answer is not None:
+                return answer
             if request.service == "ec2" and request.action in _EC2_ACTIONS:
                 return _EC2_ACTIONS[request.action](self, request, environ)
         return self._ask_moto(request, environ)

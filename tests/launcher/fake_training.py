@@ -171,3 +171,11 @@ class FakeJob(FakeNode):
                 self.aws.clock.at(10, look)
 
         self.aws.clock.at(10, look)
+
+
+def at_second_start(job: FakeJob) -> None:
+    """Train, unless it is the first job that SageMaker was given: that finds no capacity."""
+    if len(job.aws.jobs.jobs) == 1:
+        job.find_no_capacity(after_s=600)
+    else:
+        job.train()

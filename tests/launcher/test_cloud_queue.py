@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cloud_world import AFTER_FORGETTING_S, World, opened_world, training_job
 from fake_cloud import HALF, REST
-from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
+from fake_training import TRAINING_S, FakeJob, FakeTrainingAws, at_second_start
 from moto_batch import ServiceJob
 from sagemaker_builders import training_site
 
@@ -174,13 +174,7 @@ def test_a_program_that_fails_is_not_retried(world: World, retries: int) -> None
 
 
 def test_a_job_that_finds_no_capacity_waits_on(world: World) -> None:
-    def first_none(job: FakeJob) -> None:
-        if len(world.aws.jobs.jobs) == 1:
-            job.find_no_capacity(after_s=600)
-        else:
-            job.train()
-
-    world.aws.job = first_none
+    world.aws.job = at_second_start
     (run,) = world.submit()
     assert (run.state, run.reason) == (RunState.COMPLETED, None)
     assert world.attempt(run).billing.billed_s == 340.0 and len(world.aws.jobs.jobs) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cloud_world import World, opened_world, training_job
 from fake_cloud import HALF, REST
-from fake_training import TRAINING_S, FakeJob, FakeTrainingAws
+from fake_training import TRAINING_S, FakeJob, FakeTrainingAws, at_second_start
 from moto_training_jobs import SPOT_SHARE
 from sagemaker_builders import training_site
 
@@ -97,13 +97,7 @@ def test_a_quota_leads_to_the_next_region(world: World) -> None:
 
 
 def test_a_job_that_finds_no_capacity_is_tried_in_the_next_region(world: World) -> None:
-    def first_none(job: FakeJob) -> None:
-        if len(world.aws.jobs.jobs) == 1:
-            job.find_no_capacity(after_s=600)
-        else:
-            job.train()
-
-    world.aws.job = first_none
+    world.aws.job = at_second_start
     (run,) = world.submit(EAST, WEST)
     assert (run.state, run.reason) == (RunState.COMPLETED, None)
     assert world.tokens() == [("us-east-1", f"{run.id}-a1"), ("us-west-2", f"{run.id}-a2")]

@@ -74,8 +74,8 @@ def test_what_cannot_be_handed_over_is_refused(
     engine: str, options: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["submit", *P5, *options, "--dry-run", "--emit", engine]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and hint in told.err
+    printed = capsys.readouterr()
+    assert printed.out == "" and hint in printed.err
 
 
 @pytest.mark.slow

@@ -25,10 +25,12 @@ from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.record_files import read_record
 from fastlaunch.measure.steptime import NUM_POINTS, read_series, thin, wall_times_s
+from fastlaunch.measure.summary import Interval
 from fastlaunch.report.page.charts import picture
-from fastlaunch.report.page.page import as_html, cost_chart
+from fastlaunch.report.page.page import Predicted, as_html, cost_chart
 from fastlaunch_train.records.records import STEP_PARTS, Eval, Profile
 
+MEASUREMENTS = Path(__file__).parents[2] / "train" / "measurements"
 CHARGED = "p5en.48xlarge:1/8"
 PROFILE = Profile(
     step=60, num_steps=3, step_time_s=0.1, data_s=0.01, forward_s=0.03, backward_s=0.05, other_s=0.01
@@ -129,6 +131,30 @@ def test_a_cheaper_prediction_is_named_below_the_answer_and_colours_agree(tmp_pa
     (sentence,) = re.findall(r"Not measured, but predicted to cost less: [^<]*", html)
     assert f" on {first.instance}, $" in sentence and html.index(sentence) < html.index("<main>")
     assert "nobody has run" not in html
+
+
+def test_a_prediction_for_sequences_is_compared_in_tokens_as_the_rows_are() -> None:
+    assert run(["runs", "import", str(MEASUREMENTS / "gpt2-xsmall-graph-h100")]) == 0
+    given = report(price_as="p5.4xlarge").page_input()
+    ((workload, rows),) = given.comparison.by_workload.items()
+    best = max(rows, key=lambda row: row.cost.samples_per_usd.value if row.cost.samples_per_usd else 0.0)
+    assert best.price is not None and best.cost.usd_per_million_samples is not None
+
+    def beside(times_as_dear: float) -> str:
+        assert best.price is not None and best.cost.usd_per_million_samples is not None
+        usd = times_as_dear * best.cost.usd_per_million_samples.value
+        hours = Interval(value=usd / best.price.usd_per_hour)
+        predicted = Predicted(
+            name="of a million sequences",
+            recipe="bf16",
+            instance="p5en.48xlarge",
+            usd_per_hour=best.price.usd_per_hour,
+            hours=hours,
+        )
+        return as_html(replace(given, predicted={workload: [predicted]}), "")
+
+    assert "predicted to cost less" in beside(0.9) and "for a million tokens" in beside(0.9)
+    assert "predicted to cost less" not in beside(1.1)
 
 
 def test_what_decides_stands_beside_the_name(tmp_path: Path) -> None:

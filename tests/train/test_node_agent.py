@@ -241,7 +241,9 @@ class Alone(Machine):
     """A machine whose first training has to end at once; starting the second one is a bug."""
 
     def __init__(self, program: NodeProgram) -> None:
-        super().__init__(program, gpus=Gpus(0), stop=Stop(), clock=Clock(), log=Log(str))
+        super().__init__(
+            program, work=Path("/nowhere"), gpus=Gpus(0), stop=Stop(), clock=Clock(), log=Log(str)
+        )
         self.training = Deaf()
         self.outcome: Outcome | None = None
 
@@ -252,9 +254,6 @@ class Alone(Machine):
         if number == 2:
             raise ZeroDivisionError
         return self.training
-
-    def records_of(self, run: NodeRun) -> Path:
-        return Path(run.run_id)
 
     def ending(self, number: int) -> Ending | None:
         return Ending(kill_after_s=0.3, grace_s=0.1)

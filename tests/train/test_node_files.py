@@ -156,8 +156,8 @@ def test_a_model_is_sent_whole_or_not_at_all(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, num_files: int, free: int, is_sent: bool
 ) -> None:
     """Between 5 and 200 GiB, if a folder that is copied has room for it."""
-    said: list[str] = []
-    uploads, model = uploads_of(shelf, say=said.append), shelf.work / "out/a-run/model"
+    lines: list[str] = []
+    uploads, model = uploads_of(shelf, say=lines.append), shelf.work / "out/a-run/model"
     model.mkdir(parents=True)
     for number in range(num_files):
         (model / f"model-{number}.safetensors").touch()
@@ -167,7 +167,7 @@ def test_a_model_is_sent_whole_or_not_at_all(
     monkeypatch.setattr(Segments, "cut", lambda self, file, name, **_: sent.append(name))
     assert uploads.output_folders("a-run", 1)
     assert len(sent) == (num_files if is_sent else 0)
-    assert is_sent or (len(said) == 1 and "its model" in said[0])
+    assert is_sent or (len(lines) == 1 and "its model" in lines[0])
 
 
 def test_no_name_that_a_script_gives_a_file_keeps_back_the_others(shelf: Shelf) -> None:

@@ -180,12 +180,13 @@ def more_runs_command(rows: Sequence[Row], *, own_region: str, submission: str |
     the runs are added. Where no number of rounds like these is enough, it proposes a session of longer runs,
     or on one thread if steps on a CPU vary.
     """
-    adding = "" if submission is None else f" --add-to {submission}"
     local = [row for row in rows if row.setup.instance is None and row.setup.num_nodes == 1]
     for row in local:
         number = row.verdict.more_rounds
-        if number is not None and (command := _runs_like(row, rows, number, own_region=own_region)):
-            return command.replace("fastlaunch submit", f"fastlaunch submit{adding}", 1)
+        if number is None:
+            continue
+        if command := _runs_like(row, rows, number, own_region=own_region, add_to=submission):
+            return command
     for row in local:
         if row.verdict.kind != UNRESOLVED or row.verdict.more_rounds is not None:
             continue
@@ -203,7 +204,13 @@ def _baseline_of(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def _runs_like(
-    row: Row, rows: Sequence[Row], repeats: int, *, own_region: str, times_longer: int = 1
+    row: Row,
+    rows: Sequence[Row],
+    repeats: int,
+    *,
+    own_region: str,
+    times_longer: int = 1,
+    add_to: str | None = None,
 ) -> str | None:
     """Return the command for more runs of the row and its baseline; None for a script that was edited."""
     base = _baseline_of(row, rows)
@@ -213,7 +220,8 @@ def _runs_like(
             return None
         is_same = (base.runs[0].script, base.setup.version) == (row.runs[0].script, row.setup.version)
         both = [base, row] if is_same and base is not row else [row]
-        return script_command(both, repeats)
+        adding = () if add_to is None else ("--add-to", add_to)
+        return script_command(both, repeats, place=(*adding, "--local"))
     is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
     return submit_command(
         [run.summary for run in row.runs],
@@ -223,6 +231,7 @@ def _runs_like(
         first_seed=next_seed([run.summary for run in (*base.runs, *row.runs)]),
         repeats=repeats,
         times_longer=times_longer,
+        add_to=add_to,
     )
 
 

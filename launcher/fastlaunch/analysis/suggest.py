@@ -49,15 +49,18 @@ def submit_command(
     first_seed: int,
     repeats: int,
     times_longer: int = 1,
+    add_to: str | None = None,
 ) -> str:
     """Return the command for `repeats` more runs like `runs`, with each of `recipes`.
 
     recipes: with the same overrides. place: how the runs' instance was rented, if they had one. Records name
-    neither the path of data nor the capacity block: the user fills in PATH and cr-....
+    neither the path of data nor the capacity block: the user fills in PATH and cr-.... add_to: the submission
+    to which the runs are added.
     """
     like = runs[0]
     names = [recipe if isinstance(recipe, str) else recipe.name for recipe in recipes]
-    words = ["--local"] if like.setup.instance is None else list(rented(runs, like.setup.instance, place))
+    words = [] if add_to is None else ["--add-to", add_to]
+    words += ["--local"] if like.setup.instance is None else rented(runs, like.setup.instance, place)
     words += ["--workload", like.setup.workload, "--recipe", ",".join(names)]
     for argument in shlex.split(like.setup.fingerprint.get("arguments", "")):
         words += ["--set-workload", argument]

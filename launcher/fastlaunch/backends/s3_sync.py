@@ -28,6 +28,7 @@ from fastlaunch.backends.node_report import is_sound, merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private, replace_file, writing
+from fastlaunch.core.units import size_text
 from fastlaunch_train.node.protocol import (
     GPU_USE,
     LOG,
@@ -356,7 +357,7 @@ def _without_room(files: Mapping[Path, Sequence[_Segment]], home: Path, bucket: 
     if num_bytes <= free:
         return None
     first = files[max(missing, key=missing.__getitem__)][0].stored.key
-    room = f"{num_bytes / 2**30:.1f} GiB, and {max(0, free) / 2**30:.1f} GiB are free in {home}"
+    room = f"{size_text(num_bytes)}, and {size_text(max(0, free))} are free in {home}"
     return UserError(
         f"what the runs left takes {room}: it stays in s3://{bucket}/{first.rpartition('/')[0]}, "
         "and `fastlaunch status RUN` brings it once there is room"

@@ -126,8 +126,7 @@ def run_row(run: "Run", *, note: str | None = None) -> dict[str, Any]:
     """
     summary = run.summary
     step_time_s = summary.step_time_s if summary else None
-    # Sequences are of any length.
-    in_tokens = bool(summary and summary.setup.sample_unit == "sequences" and summary.timing.tokens_per_step)
+    in_tokens = bool(summary and summary.setup.is_of_sequences and summary.timing.tokens_per_step)
     timing = summary.timing if summary else None
     per_step = timing and (timing.tokens_per_step if in_tokens else timing.samples_per_step)
     per_s = per_step / step_time_s if per_step and step_time_s else None

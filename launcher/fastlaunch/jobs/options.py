@@ -187,6 +187,13 @@ _train, _script = partial(_option, TRAIN, for_script=False), partial(_option, SC
 _where = partial(_option, WHERE)
 _spend, _network = partial(_option, SPEND, places=_AWS), partial(_option, NETWORK, places=("ec2",))
 _sagemaker, _advanced = partial(_option, SAGEMAKER), partial(_option, ADVANCED)
+#: For a job in a queue of AWS Batch.
+_queued = partial(
+    _sagemaker,
+    commands=_AND_DOCTOR,
+    places=("sagemaker",),
+    elsewhere="add --queue NAME, which is for SageMaker",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,27 +508,18 @@ class Options:
         places=("sagemaker",),
         elsewhere="give SageMaker's name of the type: --instance ml.p5.48xlarge",
     )
-    priority: int | None = _sagemaker(
+    priority: int | None = _queued(
         "--priority N",
         "In a queue: go before jobs of a lower priority, 0 to 9999.  [default: 0]",
-        commands=_AND_DOCTOR,
-        places=("sagemaker",),
-        elsewhere="add --queue NAME, which is for SageMaker",
     )
-    share: str | None = _sagemaker(
+    share: str | None = _queued(
         "--share TEAM",
         "In a queue that shares fairly: take capacity from this share.",
-        commands=_AND_DOCTOR,
-        places=("sagemaker",),
-        elsewhere="add --queue NAME, which is for SageMaker",
     )
-    retries: int | None = _sagemaker(
+    retries: int | None = _queued(
         "--retries COUNT",
         "In a queue: if SageMaker itself fails, start the job again, up to 9 times; the ceiling counts each."
         "  [default: 0]",
-        commands=_AND_DOCTOR,
-        places=("sagemaker",),
-        elsewhere="add --queue NAME, which is for SageMaker",
     )
     container: bool = _sagemaker(
         "--container",

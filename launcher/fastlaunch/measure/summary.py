@@ -78,6 +78,11 @@ class Setup:
         return data.partition("own ")[0].strip() or None if data and self.version else data
 
     @property
+    def is_of_sequences(self) -> bool:
+        """Whether its samples are of any length, so that people count their tokens."""
+        return self.sample_unit == "sequences"
+
+    @property
     def is_on_cpu(self) -> bool:
         """Whether a machine of the user's own trained it without a GPU."""
         return self.instance is None and self.device_name is not None and "NVIDIA" not in self.device_name

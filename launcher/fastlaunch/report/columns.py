@@ -24,6 +24,7 @@ from fastlaunch.report.text import (
     number,
     rate_of,
     rate_text,
+    shown_cost,
     shown_unit,
     times,
     which,
@@ -78,10 +79,10 @@ def columns_of(
     is_priced = all_priced(rows)
     # The overview shows what samples cost if all rows have a price, else the rate.
     amount = RowColumn(rate, lambda row: rate_of(row)[0], format=number, align="right", in_overview=True)
-    if is_priced and any(row.cost.usd_per_million_samples for row in rows):
+    if is_priced and any(map(shown_cost, rows)):
         amount = RowColumn(
-            f"$/M {rate.partition('/')[0]}",
-            lambda row: (usd := row.cost.usd_per_million_samples) and usd.value / shown_unit(row).per_sample,
+            f"$/M {shown_unit(rows[0]).name}",
+            lambda row: (usd := shown_cost(row)) and usd.value,
             format=dollars,
             align="right",
             in_overview=True,
@@ -90,7 +91,7 @@ def columns_of(
     cost: dict[str, Any] = {"align": "right", "part": Part.COST}
     start: dict[str, Any] = {"align": "right", "part": Part.START, "format": "{:.1f}".format}
     quantity: dict[str, Any] = {**speed, "format": _without_range}
-    in_tokens = rate == "tokens/s"
+    in_tokens = bool(rows) and shown_unit(rows[0]).name == "tokens"
     summary: dict[str, Any] = {"is_summary": True, "at_price": "usd"}
     money: dict[str, Any] = {**cost, "format": partial(with_range, format_value=dollars)}
     return [

@@ -260,11 +260,17 @@ def _evidence(finish: Finish) -> str | None:
     return evidence_text(finish.rate.evidence, finish.cost.assumed_s)
 
 
+def _is_in_steps(finishes: Sequence[Finish]) -> bool:
+    """Return whether the job is as many steps of each row, and not as many samples."""
+    base = max(finishes, key=lambda finish: finish.row.is_baseline)
+    return len({finish.steps for finish in finishes}) == 1 or base.row.group.measure == BARE_STEP
+
+
 def _job(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
     """Return `10,000 steps`; where steps differ, `as many images as 10,000 bf16 steps`."""
     rows = [finish.row for finish in finishes]
     base = max(finishes, key=lambda finish: finish.row.is_baseline)
-    if len({finish.steps for finish in finishes}) == 1 or base.row.group.measure == BARE_STEP:
+    if _is_in_steps(finishes):
         return f"{base.steps:,.10g} steps"
     name = name_of(base.row, rows, letters=letters)
     of_base = f"steps of {name}" if " " in name else f"{name} steps"
@@ -331,8 +337,8 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
         rivals = f"one of {len(near)} others"
         if len(near) == 1:
             rivals = f"{name_of(near[0].row, rows, letters=letters)} ({took(near[0])})"
-        if job.startswith("as many"):
-            job, how = "the job", how.replace("cost", "costs").replace("finish", "finishes")
+        if not _is_in_steps(finishes):
+            job, how = "the job", "costs least with" if in_dollars else "finishes first with"
         return (
             f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}:"
             " 90% ranges overlap"

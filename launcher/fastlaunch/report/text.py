@@ -278,9 +278,21 @@ class ShownUnit:
 def shown_unit(row: Row) -> ShownUnit:
     """Return the unit of the row's samples; tokens for sequences, which are of any length."""
     tokens, samples = row.speed.tokens_per_s, row.speed.samples_per_s
-    if row.setup.sample_unit == "sequences" and tokens and samples:
+    if row.setup.is_of_sequences and tokens and samples:
         return ShownUnit(name="tokens", per_sample=tokens.value / samples.value)
     return ShownUnit(name=row.setup.sample_unit)
+
+
+def shown_rate(row: Row) -> Interval | None:
+    """Return how many of its unit the row trains on in a second."""
+    rate = row.speed.samples_per_s
+    return rate and scaled(rate, shown_unit(row).per_sample)
+
+
+def shown_cost(row: Row) -> Interval | None:
+    """Return the USD for a million of the row's unit."""
+    usd = row.cost.usd_per_million_samples
+    return usd and scaled(usd, 1 / shown_unit(row).per_sample)
 
 
 def rate_of(row: Row) -> tuple[float | None, str]:
@@ -290,17 +302,14 @@ def rate_of(row: Row) -> tuple[float | None, str]:
         return 1 / speed.step_time_s.value, "steps/s"
     if row.group.measure == TOTAL and speed.total_time_s:
         return 3600 / speed.total_time_s.value, "runs/h"
-    unit, rate = shown_unit(row), speed.samples_per_s
-    return rate.value * unit.per_sample if rate else None, f"{unit.name}/s"
+    rate = shown_rate(row)
+    return rate.value if rate else None, f"{shown_unit(row).name}/s"
 
 
 def rate_text(row: Row) -> str | None:
     """Return the rate of `rate_of` with its range; None without a rate."""
     rate, _ = rate_of(row)
-    samples_per_s = row.speed.samples_per_s
-    if samples_per_s is not None:
-        return with_range(scaled(samples_per_s, shown_unit(row).per_sample))
-    return None if rate is None else f"{rate:.3g}"
+    return with_range(shown_rate(row)) or (None if rate is None else f"{rate:.3g}")
 
 
 def _ratio(row: Row, priced: bool) -> Interval | None:

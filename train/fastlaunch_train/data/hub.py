@@ -119,7 +119,7 @@ def weight_downloads(name: str, workload: str) -> Iterator[Callable[[], str]]:
     """
     if Path(name).expanduser().is_dir():
         return
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.constants import HF_HUB_CACHE
 
     try:
@@ -141,17 +141,14 @@ def weight_downloads(name: str, workload: str) -> Iterator[Callable[[], str]]:
         _check_room(name, workload, num_bytes, Path(HF_HUB_CACHE))
     log.info("fetching %s from the hub: %.1f GiB in %d files", name, num_bytes / _GIB, len(missing))
     for number, file in enumerate(missing, start=1):
-        yield partial(
-            _download,
-            partial(
-                load_from_hub, hf_hub_download, name, workload, "model", filename=file, revision=info.sha
-            ),
-            f"{file}, {sizes[file] / _GIB:.2f} GiB, {number} of {len(missing)}",
-        )
+        detail = f"{file}, {sizes[file] / _GIB:.2f} GiB, {number} of {len(missing)}"
+        yield partial(_download, name, workload, detail, filename=file, revision=info.sha)
 
 
-def _download(fetch: Callable[[], object], detail: str) -> str:
-    fetch()
+def _download(name: str, workload: str, detail: str, **which: Any) -> str:
+    from huggingface_hub import hf_hub_download
+
+    load_from_hub(hf_hub_download, name, workload, "model", **which)
     return detail
 
 

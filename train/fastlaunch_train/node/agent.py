@@ -57,11 +57,15 @@ class Ending:
 class Machine(ABC):
     """A node that does the program's runs; subclasses hold what differs between EC2 and SageMaker.
 
-    gpus: this machine's. stop: set from outside, or by the machine itself.
+    work: the folder of what the runs leave. gpus: this machine's. stop: set from outside, or by the machine
+    itself.
     """
 
-    def __init__(self, program: NodeProgram, *, gpus: Gpus, stop: Stop, clock: Clock, log: Log) -> None:
+    def __init__(
+        self, program: NodeProgram, *, work: Path, gpus: Gpus, stop: Stop, clock: Clock, log: Log
+    ) -> None:
         self.program = program
+        self.work_folder = work
         self.gpus = gpus
         self.stop = stop
         self.clock = clock
@@ -75,6 +79,10 @@ class Machine(ABC):
         self.secrets: dict[str, str] = {}
         #: Work before the runs that the launcher counts, such as installing requirements.
         self.phases: list[dict[str, Any]] = []
+
+    def output_of(self, run: NodeRun) -> Path:
+        """Return the folder of the run's output, its records among it."""
+        return self.work_folder / "out" / run.run_id
 
     def uptime_s(self) -> float:
         """Return seconds since boot."""
@@ -149,10 +157,6 @@ class Machine(ABC):
         """Start run `number`, from 1; return None if it is skipped or cannot be started."""
 
     @abstractmethod
-    def records_of(self, run: NodeRun) -> Path:
-        """Return the folder of the run's records."""
-
-    @abstractmethod
     def ending(self, number: int) -> Ending | None:
         """Return how to end the run under way; None while it may go on."""
 
@@ -209,7 +213,7 @@ class Machine(ABC):
             return
         self.ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=self.uptime_s())
         limit_s = self.program.idle_timeout_s
-        watch = IdleWatch(limit_s, gpus=self.gpus, records=self.records_of(run), clock=self.clock)
+        watch = IdleWatch(limit_s, gpus=self.gpus, records=self.output_of(run), clock=self.clock)
         try:
             code, is_killed = self._attend(training, number, watch)
         finally:

@@ -82,7 +82,7 @@ class Ec2(Machine):
         self, program: NodeProgram, *, rank: int, address: str, boot_s: float, stop: Stop, clock: Clock
     ) -> None:
         gpus = Gpus(program.num_gpus, has_nvswitch=program.has_nvswitch)
-        super().__init__(program, gpus=gpus, stop=stop, clock=clock, log=Log(clock.uptime_s))
+        super().__init__(program, work=WORK, gpus=gpus, stop=stop, clock=clock, log=Log(clock.uptime_s))
         self._rank = rank
         self._boot_s = boot_s
         booted = json.loads((STATE / "boot.json").read_text())
@@ -449,9 +449,6 @@ class Ec2(Machine):
                 "FASTLAUNCH_MASTER_PORT": str(PORT + number),
             }
         return [*options, *(word for item in environment.items() for word in ("-e", "=".join(item)))]
-
-    def records_of(self, run: NodeRun) -> Path:
-        return WORK / "out" / run.run_id
 
     def ending(self, number: int) -> Ending | None:
         if self.stop.reason:

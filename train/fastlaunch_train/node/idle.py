@@ -29,16 +29,15 @@ class IdleWatch:
 
     def is_over(self) -> bool:
         """Return whether it has idled for `limit_s`, or longer."""
-        if self._limit_s is None:
+        # It is asked several times a second, and a sample comes twice a minute.
+        if self._limit_s is None or not self._gpus.samples:
             return False
         now_s = self._clock.uptime_s()
         num_bytes = sum(path.stat().st_size for path in self._records.glob("rank-*.jsonl"))
-        is_known = False
+        is_active = num_bytes != self._num_bytes
         while self._gpus.samples:
             use = self._gpus.samples.popleft()
-            is_known = use is not None
-            if use is None or use * self._gpus.count >= LEAST_USE:
-                self._active_s = now_s
-        if num_bytes != self._num_bytes:
+            is_active |= use is None or use * self._gpus.count >= LEAST_USE
+        if is_active:
             self._active_s, self._num_bytes = now_s, num_bytes
-        return is_known and now_s - self._active_s >= self._limit_s
+        return now_s - self._active_s >= self._limit_s

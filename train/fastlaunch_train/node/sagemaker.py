@@ -122,10 +122,10 @@ class SageMaker(Machine):
         clock: Clock,
     ) -> None:
         self._shelf = Shelf(request.checkpoints, opt_ml, scratch)
-        self._work = self._shelf.work
+        work = self._shelf.work
         # A rehearsal may run on another kind of machine than the planned one.
         gpus = Gpus(program.num_gpus if request.instance else 0, has_nvswitch=program.has_nvswitch)
-        super().__init__(program, gpus=gpus, stop=stop, clock=clock, log=Log(now, self._work / LOG))
+        super().__init__(program, work=work, gpus=gpus, stop=stop, clock=clock, log=Log(now, work / LOG))
         self._request = request
         self._rank = request.rank
         self._entrypoint = entrypoint
@@ -143,8 +143,8 @@ class SageMaker(Machine):
         self._uploads = Uploads(
             self._shelf,
             self._folder,
-            work=self._work,
-            log=self._work / LOG,
+            work=self.work_folder,
+            log=self.work_folder / LOG,
             every_s=request.ship_every_s,
             say=self.say,
             clock=clock,
@@ -209,7 +209,7 @@ class SageMaker(Machine):
 
     def _install(self) -> bool:
         """Install the runs' requirements with pip into this container's Python, once."""
-        program, folder = self.program, self._work / "requirements"
+        program, folder = self.program, self.work_folder / "requirements"
         if program.requirements_sha256 is None:
             return True
         began_s = self.uptime_s()
@@ -244,7 +244,7 @@ class SageMaker(Machine):
 
     def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
-        root, output, log = self._shelf.root, self.records_of(run), self._work / "log" / run.run_id
+        root, output, log = self._shelf.root, self.output_of(run), self.work_folder / "log" / run.run_id
         self._attempt = max(self.program.attempt, 1 + last_attempt(root, run.run_id))
         output.mkdir(parents=True)
         log.mkdir(parents=True)
@@ -260,7 +260,7 @@ class SageMaker(Machine):
             log=log / LOG,
             environment={
                 # On the job's volume.
-                "FASTLAUNCH_HUB": str(self._work / "hub"),
+                "FASTLAUNCH_HUB": str(self.work_folder / "hub"),
                 **os.environ,
                 **self.program.environment,
                 **run.environment,
@@ -314,10 +314,7 @@ class SageMaker(Machine):
             with suppress(OSError):
                 self._shelf.put_json(f"{self._folder}/{run.run_id}/ended.json", asdict(end))
             remove_older(self._shelf.root, run.run_id, 1)
-        shutil.rmtree(self.records_of(run) / "checkpoints", ignore_errors=True)
-
-    def records_of(self, run: NodeRun) -> Path:
-        return self._work / "out" / run.run_id
+        shutil.rmtree(self.output_of(run) / "checkpoints", ignore_errors=True)
 
     def _words(self, number: int) -> dict[int, Word]:
         """Return what the hosts, this one included, have said about a run."""
@@ -340,13 +337,13 @@ class SageMaker(Machine):
             return ""
         if code == IDLE_CODE:
             return IDLE
-        problem = problem_after(code_of_machine(run, code), work=self._work)
+        problem = problem_after(code_of_machine(run, code), work=self.work_folder)
         if problem:
             self.fail(problem)
-        return cause_of(self.records_of(run), self._work / "log" / run.run_id / LOG, self._attempt)
+        return cause_of(self.output_of(run), self.work_folder / "log" / run.run_id / LOG, self._attempt)
 
     def _take_checkpoints(self) -> None:
-        for folder in sorted((self._work / "out").glob("*/checkpoints")):
+        for folder in sorted((self.work_folder / "out").glob("*/checkpoints")):
             run_id, here = folder.parent.name, checkpoints(folder, self._uploads.leave_out_file)
             there = checkpoints(self._shelf.root / run_id / "checkpoints")
             # The checkpoint that training resumes from is there already, and must stay here until it is read.

@@ -486,9 +486,13 @@ def _save(
     """
     assert isinstance(model, TunedModel)
     folder.mkdir(parents=True, exist_ok=True)
+    _save_weights(dtype, model.model, state, folder)
+    # What can be loaded again comes last: if that fails, what was trained is here.
     if tokens := load_tokens():
         tokens.save(folder)
-    inner: Any = model.model
+
+
+def _save_weights(dtype: torch.dtype | None, inner: Any, state: Mapping[str, Any], folder: Path) -> None:
     state = {name.removeprefix("model."): value for name, value in state.items()}
     config = getattr(inner, "peft_config", {}).get("default")
     if config is None:

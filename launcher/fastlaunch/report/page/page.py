@@ -38,6 +38,8 @@ from fastlaunch.report.text import (
     number,
     rate_of,
     sentence_of,
+    shown_cost,
+    shown_rate,
     shown_unit,
     what_counts,
     with_range,
@@ -127,10 +129,10 @@ def cost_chart(given: PageInput) -> tuple[charts.Spec, dict[str, charts.Rows]]:
     ordered = in_order(rows)
     colours = _colours(ordered)
     ranked = [
-        (row, scaled(usd, 1 / shown_unit(row).per_sample), hours)
+        (row, usd, hours)
         for row in ordered
         if is_comparable(row) and not row.is_barred
-        if (usd := row.cost.usd_per_million_samples) and (hours := _hours(row))
+        if (usd := shown_cost(row)) and (hours := _hours(row))
     ]
     if not ranked:
         raise UserError(
@@ -319,7 +321,7 @@ def _place_on_page(column: RowColumn) -> int:
 def _cheaper(rows: Sequence[Row], predicted: Sequence[Predicted], unit: str) -> str | None:
     """Return a sentence on the cheapest prediction, if it is below the cost of the best row."""
     best = best_of(at_home(rows))
-    usd = best.first.cost.usd_per_million_samples if best and best.is_priced else None
+    usd = shown_cost(best.first) if best and best.is_priced else None
     costs = {id(of): scaled(of.hours, of.usd_per_hour) for of in predicted}
     cheapest = min(predicted, key=lambda of: costs[id(of)].value, default=None)
     if usd is None or cheapest is None or costs[id(cheapest)].value >= usd.value:
@@ -399,7 +401,7 @@ def _predicted(given: PageInput, workload: str, rows: Sequence[Row]) -> list[Pre
 
 
 def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> dict[str, Any]:
-    setup, hours, (rate, _), samples_per_s = row.setup, _hours(row), rate_of(row), row.speed.samples_per_s
+    setup, hours, (rate, _) = row.setup, _hours(row), rate_of(row)
     return {
         "name": name,
         "short": _placed(name, row),
@@ -408,8 +410,7 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
         "numNodes": setup.num_nodes,
         "usdPerHour": row.price.usd_per_hour if row.price else None,
         "hours": _interval(hours),
-        "rate": _interval(samples_per_s and scaled(samples_per_s, shown_unit(row).per_sample))
-        or (None if rate is None else [_rounded(rate), None, None]),
+        "rate": _interval(shown_rate(row)) or (None if rate is None else [_rounded(rate), None, None]),
         "ranked": is_comparable(row) and not row.is_barred,
     }
 
