@@ -8,6 +8,8 @@ from contextlib import suppress
 
 import pytest
 
+from fastlaunch.cli.main import run
+from fastlaunch.core import activity as module
 from fastlaunch.core.activity import Activity, activity, show
 
 
@@ -35,6 +37,25 @@ def test_what_is_done_soon_shows_nothing(capsys: pytest.CaptureFixture[str]) -> 
     stream = io.StringIO()
     show(Activity("building"), stream, waiting())
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("recommend --workload vit-huge --samples 1M --measured-only", "weighing what could be bought"),
+        ("estimate --instance p5.48xlarge --samples 1M", "adding up the training"),
+        ("compare", "comparing the runs"),
+        ("runs import --published", "reading records"),
+    ],
+)
+def test_what_reads_many_records_is_shown(
+    command: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["runs", "import", "--published"])
+    capsys.readouterr()
+    monkeypatch.setattr(module, "_DELAY_S", 0.0)
+    run(command.split())
+    assert line in capsys.readouterr().err.splitlines()
 
 
 def test_off_a_terminal_there_is_a_line_where_something_is_new() -> None:

@@ -28,6 +28,7 @@ from fastlaunch.cli.options import (
     with_shared_option,
     wrapped,
 )
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.terminal import as_warning, report_line
 
@@ -151,7 +152,8 @@ def compare(
     **options: Any,
 ) -> int:
     with answer_first() as context:
-        comparison = api.compare(*selectors, every_run=every_run, context=context, **options)
+        with activity("comparing the runs"):
+            comparison = api.compare(*selectors, every_run=every_run, context=context, **options)
         if why is not None or notes:
             if output != "table":
                 hint = f"leave out --output {output}: JSON has each row's reason"

@@ -23,6 +23,7 @@ from fastlaunch.cli.options import (
     wrapped,
 )
 from fastlaunch.cli.render import print_rows
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import UserError
 
 
@@ -115,7 +116,8 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
             hint += ", and one of --samples, --epochs, --tokens and --target"
         raise UserError(what, hint)
     with answer_first() as context:
-        estimate = api.estimate(workload, instance, context=context, **options)
+        with activity("adding up the training"):
+            estimate = api.estimate(workload, instance, context=context, **options)
         if output == "json":
             print_json(estimate.to_json())
         elif output == "csv":

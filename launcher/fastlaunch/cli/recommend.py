@@ -24,6 +24,7 @@ from fastlaunch.cli.options import (
     wrapped,
 )
 from fastlaunch.cli.render import print_rows
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import above_zero, parse_duration_s
@@ -124,7 +125,8 @@ def recommend(workload: str, output: str, **options: Any) -> int:
     from fastlaunch.report.recommendation import as_rows, as_text
 
     with answer_first() as context:
-        recommendation = api.recommend(workload, context=context, **options)
+        with activity("weighing what could be bought"):
+            recommendation = api.recommend(workload, context=context, **options)
         if output == "json":
             print_json(recommendation.to_json())
         elif output == "csv":

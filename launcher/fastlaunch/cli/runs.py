@@ -27,6 +27,7 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.cli.render import print_rows, print_table, print_text, runs_table
 from fastlaunch.cli.share import pull, push
+from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.tables import SPARE, Column
@@ -205,7 +206,8 @@ def import_runs(paths: tuple[Path, ...], published: bool) -> None:
 
     if not paths and not published:
         raise UserError("nothing to import", "give a file or a folder, or --published")
-    importable = find_runs([*paths, *(shipped_figures() if published else ())])
+    with activity("reading records"):
+        importable = find_runs([*paths, *(shipped_figures() if published else ())])
     for problem in importable.skipped:
         report_line(as_warning(f"skipped {problem.message}"))
     for path, number in importable.copies.items():
