@@ -154,7 +154,7 @@ class FakeAws(Aws):
         file.write(self.objects.get((bucket, key), b"")[:max_bytes])
         return (bucket, key) in self.objects
 
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+    def list_objects(self, region: str, bucket: str, prefix: str, **_: object) -> list[StoredObject]:
         self._called("list_objects")
         return sorted(
             (

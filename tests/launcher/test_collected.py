@@ -141,7 +141,7 @@ class Bucket(Aws):
         super().__init__()
         self.objects = [StoredObject(key=key, size=size) for key, size in sorted(keys.items())]
 
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+    def list_objects(self, region: str, bucket: str, prefix: str, **_: object) -> list[StoredObject]:
         assert bucket == "acme"
         return [one for one in self.objects if one.key.startswith(prefix)]
 

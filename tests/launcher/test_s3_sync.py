@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -10,7 +11,9 @@ from typing import BinaryIO
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from moto_server import MotoServer, backend
 
+from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
 from fastlaunch.core.errors import UserError
@@ -20,6 +23,10 @@ from fastlaunch_train.node.protocol import MAX_SEGMENT_BYTES
 RUN, OTHER = "20261121-090312-k3f9", "20261121-090313-ab2c"
 TOKEN = f"{RUN}-a1"
 OUTPUT = f"s3://bucket/fastlaunch/runs/{RUN}/attempt-1"
+
+
+#: Keys that the bucket lists at once.
+PAGE = 2
 
 
 class Bucket:
@@ -39,11 +46,27 @@ class Bucket:
         file.write(self.objects.get(name, b"")[:max_bytes])
         return name in self.objects
 
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+    def list_objects(
+        self,
+        region: str,
+        bucket: str,
+        prefix: str,
+        *,
+        known_to: Callable[[str], str | None] = lambda key: None,
+    ) -> list[StoredObject]:
         assert bucket == "bucket" and prefix.endswith("/")
         sizes = {name: len(body) for name, body in self.objects.items()} | self.sizes
-        found = [StoredObject(key=prefix + name, size=size) for name, size in sizes.items()]
-        return sorted(found, key=lambda one: one.key)
+        there = sorted(
+            (StoredObject(key=prefix + name, size=size) for name, size in sizes.items()),
+            key=lambda one: one.key,
+        )
+        listed: list[StoredObject] = []
+        while there:
+            page = there[:PAGE]
+            listed += page
+            after = max(page[-1].key, known_to(page[-1].key) or "")
+            there = [one for one in there if one.key > after]
+        return listed
 
 
 def sync(
@@ -53,6 +76,7 @@ def sync(
     token: str = TOKEN,
     run_ids: tuple[str, ...] = (),
     num_nodes: int = 1,
+    known: s3_sync.KnownSegments | None = None,
 ) -> s3_sync.SyncResult:
     output = OUTPUT.replace("attempt-1", f"attempt-{token[-1]}")
     return s3_sync.sync(
@@ -63,6 +87,7 @@ def sync(
         token=token,
         run_ids=run_ids,
         num_nodes=num_nodes,
+        known=known,
     )
 
 
@@ -218,6 +243,56 @@ def test_what_is_here_is_not_fetched_again(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl").read_bytes() == b"abcdefgh"
 
 
+def test_a_look_lists_what_follows_the_last_one(aws: Aws, aws_server: MotoServer, tmp_path: Path) -> None:
+    num_ranks, num_segments, known = 3, 2500, dict[str, s3_sync._Segment]()
+    bucket = backend("s3", "aws")
+    bucket.create_bucket("bucket", "us-east-1")
+    prefix = OUTPUT.removeprefix("s3://bucket/")
+    files = [f"rank-{rank:05d}-attempt-1.jsonl" for rank in range(num_ranks)]
+    folder = tmp_path / "runs" / RUN
+
+    def upload(file: str, offset: int) -> None:
+        bucket.put_object("bucket", f"{prefix}/node-0/{RUN}/{file}.{offset:012d}", b"x")
+
+    def look() -> int:
+        """Return the number of lists that a look takes."""
+        before = len(aws_server.sent("ListObjectsV2"))
+        synced = s3_sync.sync(
+            aws, tmp_path, region="us-east-1", output=OUTPUT, token=TOKEN, run_ids=(RUN,), known=known
+        )
+        assert {path.name for path in synced.files} == {*files}
+        return len(aws_server.sent("ListObjectsV2")) - before
+
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).write_bytes(b"x" * num_segments)
+        for offset in range(num_segments):
+            upload(file, offset)
+    assert look() == 8
+    # A page of each file, and what follows the last one.
+    assert look() == num_ranks + 1
+    for file in files:
+        # The second comes before the first.
+        upload(file, num_segments + 1)
+    assert look() == num_ranks + 1
+    assert {(folder / file).stat().st_size for file in files} == {num_segments}
+    for file in files:
+        upload(file, num_segments)
+    assert look() == num_ranks + 1
+    assert {(folder / file).read_bytes() for file in files} == {b"x" * (num_segments + 2)}
+
+
+def test_a_file_that_was_removed_here_is_brought_again(tmp_path: Path) -> None:
+    bucket, known = Bucket(**segments(b"abcdef", [1, 2, 3, 4, 5], RECORD)), dict[str, s3_sync._Segment]()
+    bucket.objects["node-0/status.json"] = said(outcome="completed")
+    assert sync(bucket, tmp_path, known=known).is_complete
+    path = tmp_path / "runs" / RUN / "rank-00003-attempt-1.jsonl"
+    path.unlink()
+    assert not sync(bucket, tmp_path, known=known).is_complete
+    assert sync(bucket, tmp_path, known=known).is_complete
+    assert path.read_bytes() == b"abcdef"
+
+
 def test_a_gap_waits(tmp_path: Path) -> None:
     whole = segments(b"abcdef", [2, 4], RECORD)
     status = {"node-0/status.json": json.dumps({"token": TOKEN, "outcome": "completed"}).encode()}
@@ -244,9 +319,14 @@ def test_what_was_cut_short_half_way_is_completed(tmp_path: Path) -> None:
     body=st.binary(min_size=1, max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=6),
     order=st.randoms(use_true_random=False),
+    known=st.none() | st.builds(dict[str, s3_sync._Segment]),
 )
 def test_any_order_of_arrival_gives_the_file(
-    tmp_path_factory: pytest.TempPathFactory, body: bytes, cuts: list[int], order: "object"
+    tmp_path_factory: pytest.TempPathFactory,
+    body: bytes,
+    cuts: list[int],
+    order: "object",
+    known: s3_sync.KnownSegments | None,
 ) -> None:
     home = tmp_path_factory.mktemp("home")
     whole = list(segments(body, [cut for cut in cuts if cut < len(body)], RECORD).items())
@@ -255,7 +335,7 @@ def test_any_order_of_arrival_gives_the_file(
     path = home / "runs" / RUN / "rank-00003-attempt-1.jsonl"
     for name, segment in whole:
         bucket.objects[name] = segment
-        sync(bucket, home)
+        sync(bucket, home, known=known)
         # Never anything but a part of it from the start.
         assert body.startswith(path.read_bytes() if path.exists() else b"")
     assert path.read_bytes() == body

@@ -47,7 +47,7 @@ class Bucket:
             raise CloudRefused("no answer")
         self.calls.append(name)
 
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+    def list_objects(self, region: str, bucket: str, prefix: str, **_: object) -> list[StoredObject]:
         return [
             StoredObject(key=key, size=len(body), modified_at=self.modified[key])
             for key, body in sorted(self.objects.items())

@@ -3,6 +3,7 @@
 import hashlib
 import io
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, BinaryIO
 
@@ -149,15 +150,36 @@ class StorageCalls(AwsSession):
         )
         return bool(answer.get("KeyCount"))
 
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
-        """Return all objects under the prefix, sorted by key; all pages."""
-        pages = self.paginate("s3", region, "ListObjectsV2", subject=bucket, Bucket=bucket, Prefix=prefix)
-        objects = [
-            StoredObject(key=entry["Key"], size=entry["Size"], modified_at=entry["LastModified"])
-            for page in pages
-            for entry in page.get("Contents", ())
-        ]
-        return sorted(objects, key=lambda stored: stored.key)
+    def list_objects(
+        self,
+        region: str,
+        bucket: str,
+        prefix: str,
+        *,
+        known_to: Callable[[str], str | None] = lambda key: None,
+    ) -> list[StoredObject]:
+        """Return the objects under the prefix, sorted by key; all pages.
+
+        known_to: for the last key of a page, returns the key up to which the caller needs no list, if it is a
+        later one: the next page starts after it.
+        """
+        objects: list[StoredObject] = []
+        parameters: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+        start: dict[str, str] = {}
+        while True:
+            page = self.call("s3", region, "ListObjectsV2", subject=bucket, **parameters, **start)
+            objects += (
+                StoredObject(key=entry["Key"], size=entry["Size"], modified_at=entry["LastModified"])
+                for entry in page.get("Contents", ())
+            )
+            if not page.get("NextContinuationToken"):
+                return sorted(objects, key=lambda stored: stored.key)
+            last = objects[-1].key if objects else ""
+            known = known_to(last) or ""
+            if known > last:
+                start = {"StartAfter": known}
+            else:
+                start = {"ContinuationToken": page["NextContinuationToken"]}
 
     # ECR
 

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -134,6 +134,8 @@ class CloudBackend(ABC):
     max_minutes: int = 120
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    #: What `sync` brought, of all attempts.
+    known_segments: s3_sync.KnownSegments = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def service(self) -> str:
@@ -241,6 +243,7 @@ class CloudBackend(ABC):
             token=handle["token"],
             run_ids=handle.get("run_ids", ()),
             num_nodes=handle.get("num_nodes", 1),
+            known=self.known_segments,
         )
 
     def console_log(self, handle: Mapping[str, Any]) -> Path:

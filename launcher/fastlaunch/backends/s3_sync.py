@@ -17,11 +17,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends.node_report import is_sound, merged, time_of
@@ -59,7 +59,9 @@ class Store(Protocol):
     """The methods of `Aws` that this module calls."""
 
     def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool: ...
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]: ...
+    def list_objects(
+        self, region: str, bucket: str, prefix: str, *, known_to: Callable[[str], str | None] = ...
+    ) -> list[StoredObject]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,15 @@ class _Segment:
     offset: int
     stored: StoredObject
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.stored.size
+
+
+#: By bucket and key of a file's segments, less the offset: the last one that is here, with all before it. A
+#: process keeps them between two looks, and the next one lists what follows.
+KnownSegments: TypeAlias = dict[str, _Segment]
+
 
 def sync(
     store: Store,
@@ -97,22 +108,33 @@ def sync(
     token: str,
     run_ids: Collection[str] = (),
     num_nodes: int = 1,
+    known: KnownSegments | None = None,
 ) -> SyncResult:
     """Bring what is new under `output` (`s3://bucket/key`) into the folders of `home`.
 
     run_ids: the attempt's runs; the first, which the token names, may be missing. Records, tracebacks and
-    logs go to their folders; the nodes' own files, suffixed `-a<n>`, to the first run's. Raises a kind of
-    CloudRefused, and UserError if the disk refuses.
+    logs go to their folders; the nodes' own files, suffixed `-a<n>`, to the first run's. known: what earlier
+    calls left there, which is not listed again. Raises a kind of CloudRefused, and UserError if the disk
+    refuses.
     """
     bucket, prefix = split_uri(output)
-    objects = {
-        stored.key[len(prefix) + 1 :]: stored for stored in store.list_objects(region, bucket, prefix + "/")
-    }
+    known = {} if known is None else known
+
+    def known_to(key: str) -> str | None:
+        last = known.get(_file_of(bucket, key))
+        return last.stored.key if last else None
+
+    listed = store.list_objects(region, bucket, prefix + "/", known_to=known_to)
+    objects = {stored.key[len(prefix) + 1 :]: stored for stored in listed}
     files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
     if left_out := _without_room(files, home, bucket):
         files = {path: segments for path, segments in files.items() if not _is_output(path, home)}
     missing = [
-        _join(store, region, bucket, path, segments, token, home / Path(*path.relative_to(home).parts[:2]))
+        _join(
+            *(store, region, bucket, path, segments, token),
+            home / Path(*path.relative_to(home).parts[:2]),
+            known,
+        )
         for path, segments in files.items()
     ]
     too_large = [segment.stored for segment in missing if segment and segment.stored.size > MAX_SEGMENT_BYTES]
@@ -270,19 +292,27 @@ def _join(
     segments: Sequence[_Segment],
     token: str,
     folder: Path,
+    known: KnownSegments,
 ) -> _Segment | None:
     """Append the segments that follow what is there; return the first that is still missing, if any.
 
-    folder: the run's, locked meanwhile.
+    folder: the run's, locked meanwhile. known: gets the last segment that is here.
     """
+    file_key = _file_of(bucket, segments[0].stored.key)
     for segment in segments:
         with _locked(folder):
             start = _log_start(path, token) if path.parent == folder else 0
             if start is None:
                 return None
             size = _size(path) - start
-        stored = segment.stored
-        if segment.offset + stored.size <= size:
+        stored, last = segment.stored, known.get(file_key)
+        if last and last.end > size:
+            # The file here was cut or removed meanwhile: the next look lists all of it.
+            del known[file_key]
+            return segment
+        if segment.end <= size:
+            # Pages before the last segment that is known may be listed in part.
+            known[file_key] = segment if last is None or segment.end > last.end else last
             continue
         if segment.offset > size or stored.size > MAX_SEGMENT_BYTES:
             return segment
@@ -294,7 +324,13 @@ def _join(
                 # Looked up again: another process may have appended it meanwhile.
                 body.seek(max(0, _size(path) - start - segment.offset))
                 shutil.copyfileobj(body, file)
+        known[file_key] = segment
     return None
+
+
+def _file_of(bucket: str, key: str) -> str:
+    """Return the key in `KnownSegments` of a segment's file; of another object, one that no file has."""
+    return f"{bucket}/{key.rpartition('.')[0]}"
 
 
 def _log_start(path: Path, token: str) -> int | None:
@@ -348,9 +384,7 @@ def _is_output(path: Path, home: Path) -> bool:
 def _without_room(files: Mapping[Path, Sequence[_Segment]], home: Path, bucket: str) -> UserError | None:
     """Return the error if the disk has no room for what is missing of the runs' models and outputs."""
     missing = {
-        path: segments[-1].offset + segments[-1].stored.size - _size(path)
-        for path, segments in files.items()
-        if _is_output(path, home)
+        path: segments[-1].end - _size(path) for path, segments in files.items() if _is_output(path, home)
     }
     num_bytes = sum(max(0, size) for size in missing.values())
     free = shutil.disk_usage(home).free - _FREE_BYTES if num_bytes else 0

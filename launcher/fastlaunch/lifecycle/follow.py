@@ -431,6 +431,7 @@ def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserE
                 token=attempt.token,
                 run_ids=attempt.run_ids,
                 num_nodes=attempt.num_nodes,
+                known=world.known_segments,
             )
             if synced.left_out:
                 refused[attempt.token] = synced.left_out

@@ -161,7 +161,7 @@ class FolderStore:
 
     root: Path
 
-    def list_objects(self, region: str, bucket: str, prefix: str) -> list[StoredObject]:
+    def list_objects(self, region: str, bucket: str, prefix: str, **_: object) -> list[StoredObject]:
         """Return what lies under the prefix; files that are being removed may be missing."""
         objects: dict[str, StoredObject] = {}
         for folder in self._folders():

@@ -23,6 +23,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.backends.protocol import Backend, CloudBackend
+from fastlaunch.backends.s3_sync import KnownSegments
 from fastlaunch.backends.sagemaker.sagemaker import SageMakerBackend
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.paths import training_package
@@ -175,6 +176,8 @@ class World:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     #: Lines reported so far, of those that are reported once.
     reported: set[str] = field(default_factory=set)
+    #: What looks at runs on AWS brought from the bucket.
+    known_segments: KnownSegments = field(default_factory=dict)
 
     @property
     def today(self) -> date:
@@ -245,9 +248,9 @@ class World:
 
         They serve actions that must happen, such as starting and ending machines.
         """
-        home = self.settings.home.absolute()
+        home, known = self.settings.home.absolute(), self.known_segments
         return {
-            name: make(aws=self.aws, home=home, sleep=self.sleep, now=self.now)
+            name: make(aws=self.aws, home=home, sleep=self.sleep, now=self.now, known_segments=known)
             for name, make in CLOUD.items()
         }
 
