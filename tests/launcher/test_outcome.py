@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from fake_records import write_run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastlaunch.core.plan import RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.measure.outcome import Outcome, contradictions, outcome_of, read_records
-from fastlaunch.measure.record_files import RankRecord
+from fastlaunch.measure.record_files import MAX_RECORD_BYTES, RankRecord, RecordReader
+from fastlaunch.measure.summarize import summarize
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
@@ -148,3 +151,50 @@ def test_a_recipe_is_compared_by_the_fields_that_the_record_has(tmp_path: Path) 
     assert contradictions(JOB, found) == (
         "the record contradicts the request: recipe with precision 'fp32' for 'bf16'",
     )
+
+
+@given(data=st.data())
+def test_records_that_grow_are_read_as_if_they_were_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    paths = write_run(folder, steps=40, world_size=2, num_tokens=64, message="told", status="interrupted")
+    whole = {path: path.read_bytes() for path in paths}
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(whole[paths[0]])))
+        whole[paths[0]] = whole[paths[0]][:at] + b"\n{}\n" + whole[paths[0]][at:]
+    for path in paths:
+        path.write_bytes(b"")
+    readers: dict[Path, RecordReader] = {}
+    for _ in range(data.draw(st.integers(1, 5))):
+        for path in paths:
+            size = path.stat().st_size
+            # A file may also be cut, or be another one by now.
+            if not data.draw(st.integers(0, 9)):
+                path.unlink()
+                size = data.draw(st.integers(0, size))
+            end = data.draw(st.integers(size, len(whole[path])))
+            ends = [at for at in range(size, end) if whole[path][at : at + 1] in b"}\n"]
+            path.write_bytes(whole[path][: data.draw(st.sampled_from([end, *ends]))])
+        found, problems = read_records(paths, readers)
+        expected, known = read_records(paths)
+        assert found == expected and list(map(str, problems)) == list(map(str, known))
+        assert [record.num_bytes for record in found] == [record.num_bytes for record in expected]
+        if found:
+            assert summarize(found) == summarize(expected)
+
+
+def test_a_record_is_read_from_where_the_last_look_ended(tmp_path: Path) -> None:
+    (path,) = write_run(tmp_path, steps=40)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-400])
+    reader = RecordReader(path)
+    num_steps = len(reader.read().steps)
+    # What was read is not looked at again.
+    path.write_bytes(b"x" * (len(whole) - 800) + whole[-800:])
+    assert num_steps < len(reader.read().steps) == 40
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="empty"):
+        reader.read()
+    path.write_bytes(whole)
+    assert reader.read(max_bytes=MAX_RECORD_BYTES).end == RecordReader(path).read().end

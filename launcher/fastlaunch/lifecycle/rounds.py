@@ -6,6 +6,7 @@ Or, in a sweep, as soon as they cannot be the best: `sweep --until-best`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 
 from fastlaunch.backends.s3_sync import record_paths
 from fastlaunch.core.ownership import FIRST_LOOK
@@ -17,6 +18,7 @@ from fastlaunch.ledger.ledger import Run, open_ledger
 from fastlaunch.lifecycle.collect import summarize_run
 from fastlaunch.lifecycle.world import LaunchContext, World
 from fastlaunch.measure.outcome import outcome_of, read_records
+from fastlaunch.measure.record_files import RecordReader
 from fastlaunch.measure.summary import Interval
 
 
@@ -109,6 +111,8 @@ class PlannedLooks:
     _num_ended: int = -1
     _why: dict[str, str] = field(default_factory=dict)
     _ended: dict[str, Run] = field(default_factory=dict)
+    #: By run on AWS whose records show no end yet, what reads them on.
+    _readers: dict[str, dict[Path, RecordReader]] = field(default_factory=dict)
 
     def unneeded(self) -> dict[str, str]:
         """Return the reason for each run that has not ended and is not needed any more, by run id.
@@ -209,12 +213,14 @@ class PlannedLooks:
         if run.state.is_final or run.backend == "local":
             return run
         if run.id not in self._ended:
-            records, _ = read_records(record_paths(self.launch.home, run.id))
+            readers = self._readers.setdefault(run.id, {})
+            records, _ = read_records(record_paths(self.launch.home, run.id), readers)
             state = outcome_of(records).state
             if state not in (RunState.COMPLETED, RunState.FAILED):
                 return run
             summary, _ = summarize_run(run.spec, records)
             self._ended[run.id] = replace(run, state=state, summary=summary)
+            del self._readers[run.id]
         return self._ended[run.id]
 
 

@@ -14,8 +14,8 @@ from fastlaunch.measure.record_files import (
     MAX_RECORD_MEMORY,
     RankRecord,
     RecordError,
+    RecordReader,
     TooLarge,
-    read_record,
 )
 from fastlaunch_train.node.protocol import is_echo
 
@@ -37,18 +37,21 @@ class Outcome:
     reason: str | None = None
 
 
-def read_records(paths: Iterable[Path]) -> tuple[list[RankRecord], list[BadFile]]:
+def read_records(
+    paths: Iterable[Path], readers: dict[Path, RecordReader] | None = None
+) -> tuple[list[RankRecord], list[BadFile]]:
     """Return the readable records among one run's `paths`, and the problems of the others.
 
-    A run beyond the limits has no records.
+    readers: of earlier calls, so that each file is read from where it ended. A run beyond the limits has no
+    records.
     """
+    readers = {} if readers is None else readers
     records: list[RankRecord] = []
     problems = []
     left_bytes, left_memory = MAX_RUN_BYTES, MAX_RUN_MEMORY
     for path in paths:
         try:
-            record = read_record(
-                path,
+            record = readers.setdefault(path, RecordReader(path)).read(
                 max_bytes=min(MAX_RECORD_BYTES, left_bytes),
                 max_memory=min(MAX_RECORD_MEMORY, left_memory),
             )

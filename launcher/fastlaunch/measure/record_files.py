@@ -50,6 +50,7 @@ MAX_RECORD_MEMORY = 2**29
 #: What liblzma may allocate; `xz -9` needs 65 MiB.
 _MAX_LZMA_MEMORY = 2**27
 _CHUNK_BYTES = 2**16
+_PACKED = (".gz", ".tgz", ".xz")
 #: Characters of a wrong value, and of what is wrong with a line.
 _MOST_SHOWN, _MOST_SAID = 80, 300
 #: What an object that stands for a line takes, and each byte of a header, as nested lists.
@@ -162,11 +163,12 @@ class RankRecord:
 class _Content(io.RawIOBase):
     """The bytes of a file, unpacked piece by piece, as `open_unpacked` gives them."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, start: int) -> None:
         self._file = path.open("rb")
+        self._file.seek(start)
         self._pieces = _pieces(self._file, path.suffix)
         self._rest = memoryview(b"")
-        self._left = max_bytes
+        self._left = max_bytes - start
 
     def readable(self) -> bool:
         return True
@@ -192,7 +194,7 @@ class _Content(io.RawIOBase):
 
 def _pieces(file: BinaryIO, suffix: str) -> Iterator[bytes]:
     if suffix != ".xz":
-        source = gzip.GzipFile(fileobj=file) if suffix in (".gz", ".tgz") else file
+        source = gzip.GzipFile(fileobj=file) if suffix in _PACKED else file
         yield from iter(lambda: source.read(_CHUNK_BYTES), b"")
         return
     # `lzma.open` allocates as much as the file asks for.
@@ -212,12 +214,13 @@ def _pieces(file: BinaryIO, suffix: str) -> Iterator[bytes]:
             packed = packed.lstrip(b"\0")
 
 
-def open_unpacked(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> io.BufferedReader:
+def open_unpacked(path: Path, max_bytes: int = MAX_RECORD_BYTES, *, start: int = 0) -> io.BufferedReader:
     """Open a file to read what is in it uncompressed, by the end of its name.
 
-    Reading raises DamagedFile, with EFBIG beyond `max_bytes`. Raises OSError as `open` does.
+    start: the byte of a plain file to begin at. Reading raises DamagedFile, with EFBIG beyond `max_bytes`.
+    Raises OSError as `open` does.
     """
-    return io.BufferedReader(_Content(path, max_bytes), _CHUNK_BYTES)
+    return io.BufferedReader(_Content(path, max_bytes, start), _CHUNK_BYTES)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -237,69 +240,113 @@ def read_record(
     what is read, and OSError as `open` does. Only the last line may be incomplete, as a killed process leaves
     it: the record is then `truncated`.
     """
-    with open_unpacked(path, max_bytes) as file:
-        reader = _Reader(path, file)
-        header, truncated = reader.header(), False
-        steps, blocks = Columns(Step), Columns(Block)
-        order = LineOrder(header)
-        lines: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF}
-        memory = _HEADER_MEMORY * reader.num_bytes
-        while text := reader.text():
-            try:
-                line = _parsed(text)
-            except (ValueError, RecursionError):
-                if text.endswith(b"\n"):
-                    raise reader.error("not valid JSON") from None
-                truncated = True
-                break
-            if not isinstance(line, dict):
-                raise reader.error("not a JSON object")
-            line.pop("crc", None)
-            kind = line.pop("kind", None)
-            cls = KINDS.get(str(kind))
-            if cls is None:
-                raise reader.error(f"unknown kind of line {_short(kind)}")
-            if refused := line_problem(cls, line):
-                raise reader.error(f"{kind} line: {refused}")
-            value = cls(**line)
-            if misplaced := order.problem(value):
-                raise reader.error(misplaced)
-            if isinstance(value, Step):
-                steps.append(value)
-                memory += steps.line_bytes
-            elif isinstance(value, Block):
-                blocks.append(value)
-                memory += blocks.line_bytes
-            else:
-                lines[cls].append(value)
-                memory += _LINE_MEMORY + sum(
-                    sys.getsizeof(text) for text in line.values() if isinstance(text, str)
-                )
-            if memory > max_memory:
-                raise TooLarge(path, reader.number, "holds more lines than are read of a run")
-    return RankRecord(
-        path=path,
-        header=header,
-        phases=tuple(lines[Phase]),
-        steps=steps,
-        blocks=blocks,
-        end=next(iter(lines[End]), None),
-        truncated=truncated,
-        evals=tuple(lines[Eval]),
-        checks=tuple(lines[Check]),
-        devices=tuple(lines[Device]),
-        profiles=tuple(lines[Profile]),
-        num_bytes=reader.num_bytes,
-        memory=memory,
-    )
+    return RecordReader(path).read(max_bytes=max_bytes, max_memory=max_memory)
+
+
+class RecordReader:
+    """Reads a record file that grows: each call reads what was added since the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        #: What the last call read, up to the end of its last whole line.
+        self._kept: _Lines | None = None
+
+    def read(self, *, max_bytes: int = MAX_RECORD_BYTES, max_memory: int = MAX_RECORD_MEMORY) -> RankRecord:
+        """Return what `read_record` would. The steps and blocks of earlier calls' records grow with it."""
+        path, (kept, self._kept) = self._path, (self._kept, None)
+        stat = path.stat()
+        if kept and (
+            stat.st_ino != kept.inode
+            or not kept.num_bytes <= min(stat.st_size, max_bytes)
+            or kept.memory > max_memory
+        ):
+            kept = None
+        with open_unpacked(path, max_bytes, start=kept.num_bytes if kept else 0) as file:
+            reader = _Reader(path, file, kept)
+            lines = kept or _Lines(reader.header(), reader.num_bytes, inode=stat.st_ino)
+            is_kept, truncated = path.suffix not in _PACKED, False
+            while text := reader.text():
+                if not text.endswith(b"\n"):
+                    # More of the line may come.
+                    truncated = not _is_json(text)
+                    is_kept = is_kept and truncated
+                    if truncated:
+                        break
+                lines.add(text, reader)
+                if lines.memory > max_memory:
+                    raise TooLarge(path, reader.number, "holds more lines than are read of a run")
+        if is_kept:
+            self._kept = lines
+        return lines.record(path, num_bytes=reader.num_bytes, truncated=truncated)
+
+
+class _Lines:
+    """The lines of a record, as far as they are read."""
+
+    def __init__(self, header: dict[str, Any], num_bytes: int, *, inode: int) -> None:
+        self.inode = inode
+        self.number, self.num_bytes, self.memory = 1, num_bytes, _HEADER_MEMORY * num_bytes
+        self._header, self._order = header, LineOrder(header)
+        self._steps, self._blocks = Columns(Step), Columns(Block)
+        self._others: dict[type[Line], list[Any]] = {cls: [] for cls in KIND_OF}
+
+    def add(self, text: bytes, reader: "_Reader") -> None:
+        """Add the line that `reader` has just read. Raises its error for a line that is wrong."""
+        try:
+            line = _parsed(text)
+        except (ValueError, RecursionError):
+            raise reader.error("not valid JSON") from None
+        if not isinstance(line, dict):
+            raise reader.error("not a JSON object")
+        line.pop("crc", None)
+        kind = line.pop("kind", None)
+        cls = KINDS.get(str(kind))
+        if cls is None:
+            raise reader.error(f"unknown kind of line {_short(kind)}")
+        if refused := line_problem(cls, line):
+            raise reader.error(f"{kind} line: {refused}")
+        value = cls(**line)
+        if misplaced := self._order.problem(value):
+            raise reader.error(misplaced)
+        if isinstance(value, Step):
+            self._steps.append(value)
+            self.memory += self._steps.line_bytes
+        elif isinstance(value, Block):
+            self._blocks.append(value)
+            self.memory += self._blocks.line_bytes
+        else:
+            self._others[cls].append(value)
+            self.memory += _LINE_MEMORY + sum(
+                sys.getsizeof(text) for text in line.values() if isinstance(text, str)
+            )
+        self.number, self.num_bytes = reader.number, reader.num_bytes
+
+    def record(self, path: Path, *, num_bytes: int, truncated: bool) -> RankRecord:
+        others = self._others
+        return RankRecord(
+            path=path,
+            header=self._header,
+            phases=tuple(others[Phase]),
+            steps=self._steps,
+            blocks=self._blocks,
+            end=next(iter(others[End]), None),
+            truncated=truncated,
+            evals=tuple(others[Eval]),
+            checks=tuple(others[Check]),
+            devices=tuple(others[Device]),
+            profiles=tuple(others[Profile]),
+            num_bytes=num_bytes,
+            memory=self.memory,
+        )
 
 
 class _Reader:
     """The lines of a record file, of bounded length, and how far they have been read."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, before: _Lines | None = None) -> None:
         self._path, self._file = path, file
-        self.number = self.num_bytes = 0
+        self.number = before.number if before else 0
+        self.num_bytes = before.num_bytes if before else 0
 
     def error(self, problem: str) -> RecordError:
         return RecordError(self._path, self.number, problem[:_MOST_SAID])
@@ -356,6 +403,14 @@ def _parsed(text: bytes) -> Any:
         # Half a surrogate pair is no text, and nothing can be written that has one.
         json.dumps(line, ensure_ascii=False).encode()
     return line
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        _parsed(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _short(value: object) -> str:
