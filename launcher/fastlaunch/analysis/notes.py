@@ -134,13 +134,18 @@ def _schemas(row: Group, what: str) -> list[str]:
 
 
 def idle_note(runs: Sequence[RunSummary]) -> str | None:
-    """Return a note if the GPUs of a row's runs wait for much of the time; None if not, or unknown."""
+    """Return a note if the GPUs of all or some of a row's runs wait much of the time; None if not known."""
     sampled = [run for run in runs if run.timing.utilization is not None]
+    which = ""
     busy = mean_of([run.timing.utilization for run in sampled])
-    if busy is None or busy >= BUSY:
+    if busy is not None and busy >= BUSY:
+        slow = [run for run in sampled if (run.timing.utilization or 0.0) < BUSY]
+        which, sampled = f"in {len(slow)} of {len(sampled)} runs ", slow
+        busy = mean_of([run.timing.utilization for run in slow])
+    if busy is None:
         return None
     fetching = mean_of([run.timing.data_wait_fraction for run in sampled]) or 0.0
-    waits = f"a GPU computes {math.floor(100 * busy + 1e-9)}% of the time and waits for"
+    waits = f"{which}a GPU computes {math.floor(100 * busy + 1e-9)}% of the time and waits for"
     if fetching < (1 - busy) / 2:
         more = "a larger batch, or CUDA graphs where there are none,"
         return f"{waits} its host: {more} may gain more than a faster GPU"

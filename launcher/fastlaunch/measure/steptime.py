@@ -99,16 +99,22 @@ def _finite(value: np.floating) -> float | None:
 
 
 def _utilization(ranks: Sequence[RankRecord], cut: int) -> float | None:
-    """Return the mean utilization after `cut` steps of the least busy GPU; None without samples."""
-    samples = [
-        [
-            block.utilization
+    """Return the mean utilization after `cut` steps of the least busy GPU; None without samples.
+
+    A block counts by its steps after the cut, if these are most of its steps.
+    """
+    busy = []
+    for rank in ranks:
+        begin = rank.header["first_step"] + cut
+        sampled = [
+            (block.last_step + 1 - max(block.first_step, begin), block.utilization)
             for block in rank.blocks
-            if block.first_step >= rank.header["first_step"] + cut and block.utilization is not None
+            if block.utilization is not None and block.first_step + block.last_step >= 2 * begin - 1
         ]
-        for rank in ranks
-    ]
-    return min((float(np.mean(of_rank)) for of_rank in samples if of_rank), default=None)
+        if sampled:
+            steps, shares = zip(*sampled, strict=True)
+            busy.append(float(np.average(shares, weights=steps)))
+    return min(busy, default=None)
 
 
 def _waits_for_paused_s(ranks: Sequence[RankRecord], walls: Array) -> Array:
