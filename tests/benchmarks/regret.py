@@ -32,7 +32,7 @@ from fastlaunch.catalog.load import load_catalogue
 DAY = datetime.date(2026, 7, 20)
 #: USD per hour of one GPU that EC2 sold on `DAY` and the price file lacks: p3.2xlarge, an eighth of
 #: p3dn.24xlarge, g4dn.xlarge, p2.xlarge, on demand in us-east-1, from karpenter-provider-aws' price table.
-OTHER_PRICES = {"V100 SXM 16GB": 3.06, "V100 SXM 32GB": 31.212 / 8, "T4": 0.526, "K80": 0.9}
+OTHER_PRICES = {"V100 16GB": 3.06, "V100 32GB": 31.212 / 8, "T4": 0.526, "K80": 0.9}
 METHODS = (
     *("fastlaunch", "additive", "known runs alone"),
     *("cheapest per hour", "peak per dollar", "bandwidth per dollar"),

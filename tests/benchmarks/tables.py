@@ -69,11 +69,11 @@ _HEADLINE_ROWS = (
 _HEADLINE_BATCH = 256
 #: Rows in the picture of README.md, with their labels.
 _PICTURED = {
-    "fp8-fused +d+l+w on H100 SXM 80GB": "fp8-fused with three options, H100",
-    "te-fp8 on H100 SXM 80GB": "te-fp8, H100",
+    "fp8-fused +d+l+w on H100": "fp8-fused with three options, H100",
+    "te-fp8 on H100": "te-fp8, H100",
     "te-fp8 on H200": "te-fp8, H200",
-    "compile on H100 SXM 80GB": "compile, H100",
-    "bf16 on H100 SXM 80GB": "bf16, H100",
+    "compile on H100": "compile, H100",
+    "bf16 on H100": "bf16, H100",
     "bf16 on H200": "bf16, H200",
 }
 _HEADLINE_HEADER = (

@@ -246,7 +246,7 @@ def test_another_tools_option_that_means_nothing_here_leads_nowhere(
             "h100-80gb",
             "h100-80gb is a GPU; name an instance type that has it: p5.4xlarge (1), p5.48xlarge (8)",
         ),
-        ("v100", "v100 is a GPU (V100 SXM 16GB) that no known instance type has; there are A100 40GB, "),
+        ("v100", "v100 is a GPU (V100 16GB) that no known instance type has; there are A100 40GB, "),
         ("p5", "its sizes are p5.4xlarge and p5.48xlarge"),
         ("p5.48xlarg", "did you mean p5.48xlarge or "),
         ("mainframe", "`fastlaunch prices` lists them"),

@@ -93,9 +93,9 @@ def on_gpu(place: str, gpu: str, label: str, *times: float, usd: float = 1.0) ->
 
 def test_a_recipe_is_predicted_by_its_runs_on_other_gpus_and_not_by_other_recipes() -> None:
     cells = [
-        on_gpu("p4d", "A100 SXM 40GB", "bf16", 1e-3),
-        on_gpu("p5", "H100 SXM 80GB", "bf16"),
-        on_gpu("p5", "H100 SXM 80GB", "compile"),
+        on_gpu("p4d", "A100 40GB", "bf16", 1e-3),
+        on_gpu("p5", "H100", "bf16"),
+        on_gpu("p5", "H100", "compile"),
     ]
     measured, predicted, unknown = predict_cells(cells)
     assert measured == cells[0] and unknown.predicted is None

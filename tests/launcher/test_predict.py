@@ -316,9 +316,13 @@ def test_units(text: str, unit: tuple[str, float]) -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("NVIDIA_H100_80GB_HBM3", "H100 SXM 80GB"),
-        ("NVIDIA A100-SXM4-80GB (400W)", "A100 SXM 80GB"),
+        ("NVIDIA_H100_80GB_HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB (400W)", "A100 80GB"),
         ("A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla V100-SXM2-16GB", "V100 16GB"),
+        ("Tesla P100-PCIE-16GB", "P100 PCIe"),
         ("A10-24GB", "A10"),
         ("Tesla_V100-PCIE-32GB", "V100 PCIe 32GB"),
         ("NVIDIA RTX A6000", "A6000"),
@@ -383,8 +387,12 @@ def test_our_measurements_are_anchors_too(tmp_path: Path, capsys: pytest.Capture
 
 def test_figures_of_gpus_that_ec2_sells_are_those_of_the_price_file() -> None:
     for accelerator in load_catalogue().accelerators.values():
+        # One name on every screen, whether it comes from the price file or from what torch calls the device.
+        assert {known.name for name in accelerator.device_names if (known := identify(name))} <= {
+            accelerator.name
+        }
         gpu = identify(accelerator.name)
-        assert gpu is not None
+        assert gpu is not None and gpu.name == accelerator.name
         assert gpu.bandwidth_gb_per_s == pytest.approx(1000 * accelerator.bandwidth_tb_per_s), gpu.name
         assert gpu.peak_tflops.items() >= accelerator.peak_tflops.items(), gpu.name
 

@@ -22,6 +22,7 @@ from test_watch import MANY, view
 from fastlaunch.cli.demo import of_one_gpu
 from fastlaunch.cli.main import run
 from fastlaunch.cli.watch import screen_lines
+from fastlaunch.core.activity import activity
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
@@ -169,7 +170,8 @@ def screens(name: str) -> dict[int, str]:
     for width in WIDTHS:
         os.environ["COLUMNS"] = str(width)
         shown = io.StringIO()
-        with redirect_stdout(shown), redirect_stderr(shown):
+        # Inside an activity others show nothing, however slow the machine.
+        with activity(name), redirect_stdout(shown), redirect_stderr(shown):
             argv = tuple(COMMANDS[name].split())
             assert run([*argv], replace(app_context(*argv), now=lambda: NOW)) == 0
         found[width] = shown.getvalue()

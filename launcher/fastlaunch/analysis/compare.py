@@ -169,7 +169,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """The instance it ran on, else the device by its short name, such as `H100 SXM 80GB`."""
+        """The instance it ran on, else the device by its short name, such as `H100`."""
         device = self.setup.device_name
         gpu = identify(device) if device else None
         return self.setup.instance or (gpu.name if gpu else device) or "unknown"

@@ -186,7 +186,7 @@ _MAKER = re.compile(
 )
 _MEMORY = re.compile(r"\b(\d+)\s*gi?b?\b")
 _GENERATIONS = {"8.0": "GA100", "8.6": "GA10x", "8.9": "Ada", "9.0": "Hopper", "10.0": "Blackwell"}
-_FORM = re.compile(r"\b(sxm\d?|pcie|nvl|\d+gb)\b", re.IGNORECASE)
+_FORM = re.compile(r"\b(pcie|nvl|\d+gb)\b", re.IGNORECASE)
 
 
 @functools.cache
@@ -217,6 +217,8 @@ def identify(name: str, accelerators: Mapping[str, Accelerator] | None = None) -
 @functools.cache
 def _identify(name: str) -> Gpu | None:
     text = _MAKER.sub(" ", re.sub(r"[_-]", " ", name.lower()))
+    if re.search(r"\bmig\b", text):
+        return None  # a slice has a part of the GPU's peaks
     squeezed = re.sub(r"[^a-z0-9]", "", _MEMORY.sub("", text))
     families = {family for family, _ in _table()}
     # No digit before or after, so that A10 is not in A100 nor P4 in P40.
@@ -227,16 +229,19 @@ def _identify(name: str) -> Gpu | None:
     gpus = [gpu for other, gpu in _table() if other == family]
     # GH200 480GB counts the memory of the CPU.
     memory = [float(size) for size in _MEMORY.findall(text) if float(size) < 300]
-    form = (
-        "pcie" if "pcie" in text else "nvl" if re.search(r"\bnvl\b", text) else "sxm" if "sxm" in text else ""
-    )
+    form = _form(text)
     return min(
         gpus,
         key=lambda gpu: (
-            bool(form) and form not in gpu.name.lower() and len(gpus) > 1,
+            form is not None and form != (_form(gpu.name.lower()) or "sxm"),
             min((abs(gpu.memory_gb - size) for size in memory), default=0.0),
         ),
     )
+
+
+def _form(text: str) -> str | None:
+    """Return the form factor that a name gives; names of the table leave out `sxm`."""
+    return next((form for form in ("pcie", "nvl", "sxm") if re.search(rf"\b{form}\d?\b", text)), None)
 
 
 def _own(name: str, accelerators: Mapping[str, Accelerator]) -> Gpu | None:
