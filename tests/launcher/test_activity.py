@@ -53,7 +53,7 @@ def test_what_reads_many_records_is_shown(
 ) -> None:
     run(["runs", "import", "--published"])
     capsys.readouterr()
-    monkeypatch.setattr(module, "_DELAY_S", 0.0)
+    monkeypatch.setattr(module, "_PLAIN_DELAY_S", 0.0)
     run(command.split())
     assert line in capsys.readouterr().err.splitlines()
 
@@ -73,11 +73,11 @@ def test_off_a_terminal_what_is_waited_for_is_said_every_20_seconds() -> None:
         if stream.getvalue().count("\n") > len(said_at_s):
             said_at_s.append(now_s)
         now_s += seconds
-        return now_s > 70
+        return now_s > 80
 
     shown.wait = "waiting for EC2"
     show(shown, stream, wait)
-    assert said_at_s == [2, 22, 42, 62]
+    assert said_at_s == [10, 30, 50, 70]
     assert all(line.startswith("stopping run-a; waiting for EC2") for line in stream.getvalue().splitlines())
 
 

@@ -8,8 +8,9 @@ from typing import TextIO, TypeVar
 
 from fastlaunch.core.terminal import plain, printable, raw_output, report_line
 
-#: Work that is done sooner is not shown.
+#: Work that is done sooner is not shown: on a terminal, and elsewhere, where lines stay.
 _DELAY_S = 2.0
+_PLAIN_DELAY_S = 10.0
 #: Without a terminal: the pause between looks, and between two equal lines.
 _PLAIN_INTERVAL_S = 5.0
 _REPEAT_S = 20.0
@@ -66,7 +67,7 @@ def note_wait(wait: str) -> None:
 
 @contextmanager
 def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
-    """Show an activity on stderr as soon as it takes longer than two seconds.
+    """Show an activity on stderr as soon as it takes longer than two seconds; off a terminal, ten.
 
     Inside another activity it shows nothing. Do not use it while runs are shown. total: the number of steps.
     """
@@ -88,12 +89,12 @@ def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
 
 def show(shown: Activity, stream: TextIO | None, wait: Callable[[float], bool]) -> None:
     """Show the activity on the stream until `wait(seconds)` returns True, when it is over."""
-    if stream is None or wait(_DELAY_S):
+    if stream is None or wait(_DELAY_S if stream.isatty() else _PLAIN_DELAY_S):
         return
     if stream.isatty():
         _draw(shown, stream, wait)
         return
-    printed, passed_s, silent_s = "", _DELAY_S, 0.0
+    printed, passed_s, silent_s = "", _PLAIN_DELAY_S, 0.0
     while True:
         if (line := shown.line()) != printed:
             report_line(line, stream)
