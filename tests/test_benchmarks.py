@@ -6,7 +6,7 @@ from statistics import fmean, mean
 
 import pytest
 
-from benchmarks import bench, mlperf_throughput, prediction, regret, script_cost, step_profile, sweeps
+from benchmarks import bench, mlperf_throughput, prediction, regret, scale, script_cost, step_profile, sweeps
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT
 
 PUBLISHED = prediction.read_rows(TRAINING_THROUGHPUT)
@@ -139,3 +139,9 @@ def test_the_medians_interval_by_order_statistics(number: int, num_outside: int)
 
 def test_a_profile_without_a_record_has_empty_cells(tmp_path) -> None:
     assert set(step_profile._cells(tmp_path)) == {"n/a"}
+
+
+@pytest.mark.full
+def test_commands_over_a_small_ledger_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    scale.main(["--runs", "40", "--people", "2", "--machines", "1"])
+    assert "| fastlaunch reap --dry-run" in capsys.readouterr().out

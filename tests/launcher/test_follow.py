@@ -12,8 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attempt_builders import attempt_with
 from fake_records import write_run
 
+from fastlaunch.aws.client import Aws
+from fastlaunch.aws.types import StoredObject
+from fastlaunch.core.errors import Unreachable
+from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import plain_output, report_line
 from fastlaunch.lifecycle.display import (
     PlainLines,
@@ -23,6 +28,8 @@ from fastlaunch.lifecycle.display import (
     describe,
     make_display,
 )
+from fastlaunch.lifecycle.follow import fetch_output
+from fastlaunch.lifecycle.world import World
 from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS
 
 HALF = Progress(step=50, num_steps=100, sample_unit="images", samples_per_s=20.0, loss=2.5, seconds_left=5.0)
@@ -209,3 +216,20 @@ def test_a_run_of_epochs_starts_without_a_number_of_steps() -> None:
         assert task.total is None
         bar.show(HALF)
         assert (task.completed, task.total) == (50, 100)
+
+
+def test_a_region_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Silent(Aws):
+        def list_objects(self, region: str, bucket: str, prefix: str, **_: object) -> list[StoredObject]:
+            asked.append(region)
+            raise Unreachable(f"no answer in {region}")
+
+    attempts = [
+        attempt_with(token=f"20261121-090000-abc{number}-a1", region=region, output="s3://acme/runs/x")
+        for number, region in enumerate(["us-east-1", "us-east-1", "us-west-2", "us-east-1"])
+    ]
+    world = World(settings=Settings(home=tmp_path), backends={}, connect=Silent)
+    refused = fetch_output(world, attempts)
+    assert asked == ["us-east-1", "us-west-2"] and len(refused) == 4

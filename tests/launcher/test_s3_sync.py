@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from moto_server import MotoServer, backend
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.types import StoredObject
 from fastlaunch.backends import s3_sync
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.lifecycle.rehearsal import FolderStore
 from fastlaunch_train.node.protocol import MAX_SEGMENT_BYTES
 
@@ -515,3 +516,45 @@ def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written") as raised:
         sync(Bucket(**segments(b"abc", [], RECORD)), tmp_path)
     assert "fastlaunch status RUN" in (raised.value.hint or "")
+
+
+def test_many_segments_come_side_by_side_until_one_is_refused(tmp_path: Path) -> None:
+    class Slow(Bucket):
+        refused = ""
+
+        def download(self, region: str, bucket: str, key: str, file: BinaryIO, *, max_bytes: int) -> bool:
+            # Nobody goes on before all files are under way.
+            if "000000000000" in key:
+                barrier.wait(10)
+            if self.refused and self.refused in key:
+                raise CloudRefused("refused by the test")
+            return super().download(region, bucket, key, file, max_bytes=max_bytes)
+
+    bucket, names = Slow(), [f"node-0/{RUN}/rank-{rank:05d}-attempt-1.jsonl" for rank in range(4)]
+    for name in names:
+        bucket.objects |= segments(b"abcdefgh", [1, 2, 3, 4, 5, 6, 7], name)
+    barrier = threading.Barrier(len(names))
+    bucket.refused = "rank-00002"
+    with pytest.raises(CloudRefused):
+        sync(bucket, tmp_path)
+    barrier.reset()
+    bucket.refused = ""
+    for file in sync(bucket, tmp_path / "again").files:
+        assert file.read_bytes() == b"abcdefgh"
+
+
+def test_reports_come_without_what_runs_wrote(tmp_path: Path) -> None:
+    bucket = Bucket(**segments(b"abc", [], RECORD), **{"boot.json": said(zone="a")})
+
+    def report() -> s3_sync.SyncResult:
+        return s3_sync.sync_reports(
+            bucket, tmp_path, region="us-east-1", output=OUTPUT, token=TOKEN, num_nodes=2
+        )
+
+    assert report().status is None
+    bucket.objects["node-0/status.json"] = said(outcome="completed")
+    bucket.objects["node-1/status.json"] = said(padding="x" * s3_sync.MAX_REPORT_BYTES)
+    assert report().statuses == {0: {"token": TOKEN, "outcome": "completed"}}
+    bucket.objects["node-1/status.json"] = said(outcome="completed")
+    assert report().status is not None and report().boot == {"token": TOKEN, "zone": "a"}
+    assert not any("rank" in name for name in bucket.got)

@@ -168,11 +168,11 @@ def _looks(runs: Sequence[RunTime]) -> Iterator[tuple[Sequence[RunTime], int | N
     plans = {run.session: run.max_rounds for run in runs if run.session is not None}
     if not plans:
         yield runs, None, None
-    seen: list[str | None] = [None]
+    seen: set[str | None] = {None}
     for session, max_rounds in plans.items():
         earlier = [run for run in runs if run.session in seen]
         of_session = [run for run in runs if run.session == session]
-        seen.append(session)
+        seen.add(session)
         last = max((run.round or 0 for run in of_session), default=0)
         rounds = range(min(FIRST_LOOK, last), last + 1) if max_rounds else (None,)
         for number in rounds:

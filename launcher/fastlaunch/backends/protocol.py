@@ -246,6 +246,17 @@ class CloudBackend(ABC):
             known=self.known_segments,
         )
 
+    def sync_reports(self, handle: Mapping[str, Any]) -> SyncResult:
+        """Bring what the attempt's nodes reported, and nothing of what its runs wrote."""
+        return s3_sync.sync_reports(
+            self.aws,
+            self.home,
+            region=handle["region"],
+            output=handle["output"],
+            token=handle["token"],
+            num_nodes=handle.get("num_nodes", 1),
+        )
+
     def console_log(self, handle: Mapping[str, Any]) -> Path:
         """Store what silent machines printed, beside the first run's records; return the file."""
         path = s3_sync.console_path(self.home, handle["token"])

@@ -18,9 +18,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from fastlaunch.aws.types import StoredObject
@@ -48,6 +50,8 @@ _LOCK = ".sync-lock"
 #: What models leave free on the disk, for records and logs.
 _FREE_BYTES = 2**30
 _KEPT = "; what the runs uploaded stays in the bucket, and `fastlaunch status RUN` brings it"
+#: How many files come at a time, unless there are few segments.
+_NUM_DOWNLOADS, _FEW_SEGMENTS = 8, 16
 #: A report of thousands of runs has fewer.
 MAX_REPORT_BYTES = 2**20
 #: Files of a run that have the same name in every attempt, and the file that keeps where each attempt starts.
@@ -129,14 +133,13 @@ def sync(
     files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
     if left_out := _without_room(files, home, bucket):
         files = {path: segments for path, segments in files.items() if not _is_output(path, home)}
-    missing = [
-        _join(
-            *(store, region, bucket, path, segments, token),
-            home / Path(*path.relative_to(home).parts[:2]),
-            known,
-        )
-        for path, segments in files.items()
-    ]
+    is_over = Event()
+
+    def join(path: Path) -> _Segment | None:
+        folder = home / Path(*path.relative_to(home).parts[:2])
+        return _join(store, region, bucket, path, files[path], token, folder, known, is_over)
+
+    missing = _all_at_once(join, files, is_over, num_segments=sum(map(len, files.values())))
     too_large = [segment.stored for segment in missing if segment and segment.stored.size > MAX_SEGMENT_BYTES]
     for node in range(num_nodes):
         has_ended = status_name(node) in objects
@@ -144,11 +147,10 @@ def sync(
             path = _report_path(home, token, report, node)
             # Fetch both again once the node has ended: a job that restarts by itself writes both anew.
             if name in objects and (has_ended or not path.exists()):
-                body = io.BytesIO()
                 if objects[name].size > MAX_REPORT_BYTES:
                     too_large.append(objects[name])
-                elif store.download(region, bucket, objects[name].key, body, max_bytes=MAX_REPORT_BYTES):
-                    write_whole(path, body.getvalue())
+                else:
+                    _bring_report(store, region, bucket, objects[name].key, path)
     here = kept(home, token, num_nodes=num_nodes)
     return replace(
         here,
@@ -156,6 +158,46 @@ def sync(
         files=tuple(sorted(files)),
         left_out=_left_out(bucket, too_large) if too_large else left_out,
     )
+
+
+def sync_reports(
+    store: Store, home: Path, *, region: str, output: str, token: str, num_nodes: int = 1
+) -> SyncResult:
+    """Bring what the attempt's nodes reported, and nothing of what its runs wrote. Raises as `sync` does."""
+    bucket, prefix = split_uri(output)
+    for node in range(num_nodes):
+        status_path = _report_path(home, token, "status", node)
+        if _bring_report(store, region, bucket, f"{prefix}/{status_name(node)}", status_path):
+            boot_path = _report_path(home, token, "boot", node)
+            _bring_report(store, region, bucket, f"{prefix}/{boot_name(node)}", boot_path)
+    return kept(home, token, num_nodes=num_nodes)
+
+
+def _bring_report(store: Store, region: str, bucket: str, key: str, path: Path) -> bool:
+    """Bring a node's report; return False if there is none, or it is larger than nodes write."""
+    body = io.BytesIO()
+    if not store.download(region, bucket, key, body, max_bytes=MAX_REPORT_BYTES + 1):
+        return False
+    if is_sound_size := len(body.getvalue()) <= MAX_REPORT_BYTES:
+        write_whole(path, body.getvalue())
+    return is_sound_size
+
+
+def _all_at_once(
+    join: Callable[[Path], _Segment | None], paths: Collection[Path], is_over: Event, *, num_segments: int
+) -> list[_Segment | None]:
+    """Return what `join` does of each file; side by side, where there is much to bring.
+
+    is_over: set if one of them raises, or the user stops it, so that the others end soon.
+    """
+    if num_segments < _FEW_SEGMENTS:
+        return [join(path) for path in paths]
+    with ThreadPoolExecutor(max_workers=_NUM_DOWNLOADS) as pool:
+        try:
+            return list(pool.map(join, paths))
+        except BaseException:
+            is_over.set()
+            raise
 
 
 def kept(home: Path, token: str, num_nodes: int = 1) -> SyncResult:
@@ -293,13 +335,16 @@ def _join(
     token: str,
     folder: Path,
     known: KnownSegments,
+    is_over: Event,
 ) -> _Segment | None:
     """Append the segments that follow what is there; return the first that is still missing, if any.
 
-    folder: the run's, locked meanwhile. known: gets the last segment that is here.
+    folder: the run's, locked meanwhile. known: gets the last segment that is here. is_over: to end early.
     """
     file_key = _file_of(bucket, segments[0].stored.key)
     for segment in segments:
+        if is_over.is_set():
+            return segment
         with _locked(folder):
             start = _log_start(path, token) if path.parent == folder else 0
             if start is None:

@@ -488,6 +488,14 @@ class Ledger:
         """Return the backend's attempts that have not ended, oldest first."""
         return read_attempts(self._file, "backend = ? AND ended_at IS NULL", (backend,))
 
+    def attempts_since(self, since: datetime) -> list[Attempt]:
+        """Return the attempts on AWS that have not ended, or did after `since`, oldest first."""
+        return read_attempts(
+            self._file,
+            "backend IN ('ec2', 'sagemaker') AND (ended_at IS NULL OR ended_at >= ?)",
+            (_iso(since),),
+        )
+
     def times_of_attempts(self, backend: str) -> list[tuple[datetime, datetime]]:
         """Return when the backend's attempts that have ended began and ended."""
         rows = self._file.all(
@@ -566,6 +574,14 @@ class Ledger:
         """Return the workloads of runs with a summary."""
         rows = self._file.all("SELECT DISTINCT workload FROM runs WHERE summary IS NOT NULL", ())
         return {workload for (workload,) in rows}
+
+    def recorded_ids(self) -> dict[str, str]:
+        """Return the ids that the records of all runs have, by the runs' ids here, oldest first."""
+        return dict(self._file.all("SELECT id, ifnull(origin_id, id) FROM runs ORDER BY rowid"))
+
+    def made_here(self) -> set[str]:
+        """Return the ids of the runs that were started here."""
+        return {run_id for (run_id,) in self._file.all("SELECT id FROM runs WHERE backend != ?", (IMPORT,))}
 
     def existing(self, run_ids: Sequence[str]) -> set[str]:
         """Return those of `run_ids` that the ledger holds."""

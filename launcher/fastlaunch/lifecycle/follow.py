@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import CLOUD_BACKENDS
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import Unreachable, UserError
 from fastlaunch.core.plan import RunState
 from fastlaunch.ledger.attempt_cost import Cost, cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
@@ -418,9 +418,14 @@ def current_runs(ledger: Ledger, *, since: datetime | None = None) -> list[Run]:
 
 def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserError]:
     """Download what is new of the attempts; return the errors by token."""
-    refused = {}
+    refused: dict[str, UserError] = {}
+    unreachable: dict[str, Unreachable] = {}
     for attempt in attempts:
         if attempt.region is None or attempt.output is None:
+            continue
+        if attempt.region in unreachable:
+            # Another request would wait as long for no answer.
+            refused[attempt.token] = unreachable[attempt.region]
             continue
         try:
             synced = s3_sync.sync(
@@ -437,6 +442,8 @@ def fetch_output(world: "World", attempts: Iterable[Attempt]) -> dict[str, UserE
                 refused[attempt.token] = synced.left_out
         except UserError as error:
             refused[attempt.token] = error
+            if isinstance(error, Unreachable):
+                unreachable[attempt.region] = error
     return refused
 
 

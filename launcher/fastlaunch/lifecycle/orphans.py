@@ -28,6 +28,7 @@ from fastlaunch.core.ownership import (
     token_of,
 )
 from fastlaunch.core.plan import RunState
+from fastlaunch.core.settings import Settings
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import schedule_token
@@ -133,7 +134,7 @@ def take_inventory(
                 refused.append(Refusal(kind=kind, region=region, error=error))
         return resources
 
-    instances = listed("instance", lambda region: _live_instances(aws, region))
+    instances = listed("instance", lambda region: live_instances(aws, region))
     queued = listed("job", lambda region: _queued_jobs(aws, region))
     # A service job stands for its training jobs.
     of_queues = {arn for job in queued for arn in job.training_jobs}
@@ -147,7 +148,14 @@ def take_inventory(
     )
 
 
-def _live_instances(aws: Aws, region: str) -> list[Instance]:
+def usual_regions(settings: Settings, ledger: Ledger | None) -> list[str]:
+    """Return the regions of the config file and of the ledger, those where all has ended by it too."""
+    noted = ledger.attempt_regions("ec2") | ledger.attempt_regions("sagemaker") if ledger else ()
+    return sorted({settings.region, *settings.aws, *noted})
+
+
+def live_instances(aws: Aws, region: str) -> list[Instance]:
+    """Return the instances of the region that are alive and have the run tag."""
     seen = aws.describe_instances(region, tags={RUN_TAG: ()})
     return [instance for instance in seen if instance.is_live and RUN_TAG in instance.tags]
 
@@ -353,7 +361,7 @@ def _known(ledger: Ledger, backend: CloudBackend | None, attempt: Attempt) -> Kn
     elif backend is not None and attempt.handle is not None and not is_followed:
         # An unreadable bucket must not end a machine.
         with suppress(UserError):
-            over_since = time_of(backend.sync(attempt.handle).status, "billed_until")
+            over_since = time_of(backend.sync_reports(attempt.handle).status, "billed_until")
     return KnownAttempt(
         id=attempt.id,
         over_since=over_since,

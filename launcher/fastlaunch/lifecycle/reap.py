@@ -30,6 +30,7 @@ from fastlaunch.lifecycle.orphans import (
     note_ends,
     owner_of,
     take_inventory,
+    usual_regions,
 )
 from fastlaunch.lifecycle.reconcile import reconcile
 from fastlaunch.lifecycle.world import World
@@ -204,9 +205,9 @@ def _regions(context: World, given: Sequence[str], all_regions: bool, ledger: Le
         return context.aws.regions()
     if given:
         return list(dict.fromkeys(given))
-    # Include regions where all attempts have ended by the ledger, which may be wrong.
-    noted = _ask(ledger, lambda ledger: ledger.attempt_regions("ec2") | ledger.attempt_regions("sagemaker"))
-    return sorted({context.settings.region, *context.settings.aws, *(noted or ())})
+    # A ledger may be wrong about what has ended.
+    known = _ask(ledger, lambda ledger: usual_regions(context.settings, ledger))
+    return known or usual_regions(context.settings, None)
 
 
 def _end(

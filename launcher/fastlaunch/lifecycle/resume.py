@@ -3,6 +3,7 @@
 Also warns where checkpoints are too slow for spot.
 """
 
+import glob
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -216,9 +217,10 @@ def slow_checkpoint(ledger: Ledger, jobs: Iterable[Job], *, backend: str) -> str
     on_spot = {(job.workload, job.recipe.label) for job in jobs if job.terms.purchase == "spot"}
     if not on_spot:
         return None
+    workloads = sorted({f"workload={glob.escape(workload)}" for workload, _ in on_spot})
     measured = [
         (run.summary.checkpoints.longest_s, run)
-        for run in ledger.fetch_comparable(all_runs=True)
+        for run in ledger.fetch_comparable(workloads)
         if (run.workload, run.recipe) in on_spot
         and run.summary
         and run.summary.checkpoints.longest_s is not None

@@ -176,10 +176,9 @@ def pull(
     Raises what `Aws` raises, and UserError if the disk is full; what was fetched by then is kept.
     """
     done, there = Transfer(), folder.copies()
-    stored = ledger.fetch_comparable(all_runs=True)
-    known = {run.id for run in stored}
-    made_here = {run.id for run in stored if run.backend != IMPORT}
-    last = {run.recorded_id: run.id for run in stored}
+    known = ledger.recorded_ids()
+    made_here = ledger.made_here()
+    last = {recorded_id: run_id for run_id, recorded_id in known.items()}
     for number, copy in enumerate(there):
         progress(number, len(there))
         archive = archives / f"{copy.id}{_SUFFIX}"
