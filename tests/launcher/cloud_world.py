@@ -19,7 +19,7 @@ from fastlaunch.backends.protocol import FORGOTTEN_AFTER, CloudBackend
 from fastlaunch.backends.site import Site
 from fastlaunch.core import locks
 from fastlaunch.core.plan import Plan, RunState
-from fastlaunch.core.settings import RegionSettings, Settings
+from fastlaunch.core.settings import Budgets, RegionSettings, Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
@@ -57,6 +57,7 @@ class World:
     shown: io.StringIO = field(default_factory=io.StringIO)
     discount: float = 0.0
     max_cost: float | None = None
+    budgets: Budgets = field(default_factory=Budgets)
     scheduler_role: str | None = "arn:aws:iam::123456789012:role/fastlaunch-scheduler"
 
     @property
@@ -68,7 +69,13 @@ class World:
     def settings(self) -> Settings:
         region = RegionSettings(scheduler_role=self.scheduler_role)
         aws = dict.fromkeys(("us-east-1", "us-west-2"), region)
-        return Settings(home=self.home, discount=self.discount, max_cost=self.max_cost, aws=aws)
+        return Settings(
+            home=self.home,
+            discount=self.discount,
+            max_cost=self.max_cost,
+            budgets=self.budgets,
+            aws=aws,
+        )
 
     @property
     def backend(self) -> CloudBackend:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from fake_records import write_run
 
 from fastlaunch.aws.client import Aws
+from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.types import Identity, Instance, StoredObject
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, Unreachable
 
@@ -119,10 +120,17 @@ class FakeAws(Aws):
             and not self.is_blind
             and (not ids or one.id in ids)
             and (not tokens or one.token in tokens)
-            and all(one.tags.get(key) in values for key, values in (tags or {}).items())
+            and all(
+                key in one.tags and (not values or one.tags[key] in values)
+                for key, values in (tags or {}).items()
+            )
             and (ids or tokens or tags)
             and self.clock.moment >= one.launch_time + timedelta(seconds=self.hidden_s)
         ]
+
+    def live_training_jobs(self, region: str) -> list[TrainingJob]:
+        self._called("live_training_jobs")
+        return []
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
         self._called("terminate")

@@ -144,6 +144,8 @@ def test_an_unknown_user_is_the_users_error(config: Path, monkeypatch: pytest.Mo
         ("discount: 12%", "discount is '12%'", 1),
         ("region: r\ndiscount: 1", "discount is 1", 2),
         ("max_cost: 0", "max_cost is 0", 1),
+        ("budgets:\n  owner_day: 0", "owner_day is 0", 2),
+        ("budgets:\n  week: 5", "has an unknown field `week`", 2),
         ("max_price_age: soon", "max_price_age: 'soon' is not a duration", 1),
         ("rates:\n  p5: {}", "needs one of", 2),
         ("rates:\n  p5: {sunk: true, discount: 0.1}", "needs one of", 2),

@@ -101,6 +101,7 @@ def sweep(
     Raises UserError for an impossible request, and its kinds if AWS refuses everything.
     """
     from fastlaunch.core.home import check_home
+    from fastlaunch.lifecycle.budgets import check_offline
     from fastlaunch.lifecycle.launcher import open_launcher
     from fastlaunch.lifecycle.sweep import carry_out, stored_sweep
 
@@ -115,6 +116,9 @@ def sweep(
         world = replace(world, argv=command_line("sweep", given))
     plan, world = plan_sweep(Options(**given), world)
     if dry_run:
+        if plan.ceilings:
+            total_usd = sum(ceiling.usd for ceiling in plan.ceilings.values())
+            check_offline(world, total_usd, dry_run=True)
         return plan
     if plan.ceilings:
         world.check_can_ask(yes=yes)

@@ -14,7 +14,7 @@ from fastlaunch.cli.options import examples, next_command, print_json, profile_o
 from fastlaunch.cli.render import plain_table
 from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.activity import activity
-from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE
+from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, CloudRefused
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.units import split_names, utc_day
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws
@@ -70,10 +70,31 @@ def doctor(setup: bool, output: str, **given: Any) -> int:
     absence = "" if path.exists() else ", which does not exist yet"
     config_file = Check(name="config file", result=Result.OK, message=f"{path}{absence}")
     with activity("asking what a job would meet"):
-        results = [config_file, *checks(job)]
+        results = [config_file, *_budget_checks(context), *checks(job)]
     (_print_json if output == "json" else _print)(results)
     next_command(_next(context, results, job))
     return _exit_code(results)
+
+
+def _budget_checks(context: World) -> "list[Check]":
+    """Return how much of each budget of the config file is taken."""
+    from fastlaunch.lifecycle.budgets import uses_of
+    from fastlaunch.placement.check import Check, Result
+
+    try:
+        uses = uses_of(context, asks_aws=True)
+    except CloudRefused:
+        # The checks of the login say why.
+        uses = uses_of(context)
+    return [
+        Check(
+            name=f"budgets.{use.name}",
+            result=Result.OK if use.left_usd else Result.WARNING,
+            message=str(use),
+            hint=None if use.left_usd else f"nothing starts before {use.until:%Y-%m-%d %H:%M} UTC",
+        )
+        for use in uses
+    ]
 
 
 def _check_context(context: World, options: Options) -> "CheckContext":

@@ -59,6 +59,7 @@ def status(runs: tuple[str, ...], output: str) -> int:
     The exit code is 1 if a machine is over its time, or AWS does not show it, and 3 if AWS refuses the files
     of RUN.
     """
+    from fastlaunch.lifecycle.budgets import uses_of
     from fastlaunch.lifecycle.follow import Follower, current_runs, fetch_ended, fetch_unfollowed, not_here
 
     with open_reconciled() as (context, ledger):
@@ -75,11 +76,14 @@ def status(runs: tuple[str, ...], output: str) -> int:
     alarmed = sorted({str(live.attempts[-1].region) for live in view.runs if live.alarm})
     codes = [error.exit_code for error in refused.values()] if runs else []
     code = EXIT_JOB_FAILED if alarmed else max(codes, default=EXIT_DONE)
+    budgets = uses_of(context)
     if output == "json":
         home = context.settings.home
-        click.echo(
-            json.dumps({"runs": [live.to_dict(home=home, now=view.now) for live in view.runs]}, indent=2)
-        )
+        shown = {
+            "runs": [live.to_dict(home=home, now=view.now) for live in view.runs],
+            "budgets": [use.to_json() for use in budgets],
+        }
+        click.echo(json.dumps(shown, indent=2))
         return code
     if view.runs:
         # A run that was asked for is shown in any case.
@@ -92,6 +96,8 @@ def status(runs: tuple[str, ...], output: str) -> int:
         print_models([live.run for live in needed])
     else:
         click.echo("No runs yet.")
+    for use in budgets:
+        click.echo(f"budgets.{use.name}: {use}.")
     look = "".join(f" --region {region}" for region in alarmed)
     next_command(f"fastlaunch reap{look}" if alarmed else _after_status(chosen))
     return code

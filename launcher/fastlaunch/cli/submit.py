@@ -218,12 +218,14 @@ def resume(
 
 def _ask(context: World, launcher: "Launcher", run: "Run", *, max_cost_usd: float | None, yes: bool) -> None:
     """Say where the run would resume and what that may cost. Return if the user agrees."""
+    from fastlaunch.lifecycle.budgets import check_budgets, others_of
     from fastlaunch.lifecycle.resume import resumable
     from fastlaunch.placement.cost_ceiling import NOT_COUNTED, check_budget, cost_ceiling
 
     plan = resumable(run, backends=launcher.cloud_backends, ledger=launcher.ledger)
     ceiling = cost_ceiling(plan.placements, num_nodes=plan.num_nodes, max_minutes=plan.minutes_left)
     check_budget(ceiling, context.settings.budget_usd(max_cost_usd))
+    check_budgets(launcher, ceiling.usd, others=others_of(launcher))
     click.echo(
         f"from {plan.origin}, with {plan.minutes_left} minutes left; {ceiling}\n{NOT_COUNTED}", err=True
     )

@@ -4,8 +4,9 @@
     FASTLAUNCH_CONFIG   the config file; default: config.yaml in the platform's user config folder
 
 The config file may hold `prices` (a price file of your own), `region`, `discount` (the fraction of the list
-price that this account does not pay), `rates`, `max_price_age`, `max_cost` (of a submission, in USD), `tags`
-(of everything that is started) and `aws`, which says for each region where jobs may run:
+price that this account does not pay), `rates`, `max_price_age`, `max_cost` (of a submission, in USD),
+`budgets` (of a day or a month), `tags` (of everything that is started) and `aws`, which says for each region
+where jobs may run:
 
     aws:
       us-east-1:
@@ -99,6 +100,24 @@ class AccountRate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """The most that runs may cost in a day or a month of UTC, in USD; None for no limit.
+
+    With `owner_`: yours alone. Otherwise, machines of everybody in the account count, too.
+    """
+
+    day: float | None = None
+    month: float | None = None
+    owner_day: float | None = None
+    owner_month: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, usd in vars(self).items():
+            if usd is not None and not 0 < usd < math.inf:
+                raise UserError(f"{name} is {usd:g}", "give an amount of USD above 0, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The environment and the config file."""
 
@@ -117,6 +136,8 @@ class Settings:
     max_price_age: str | None = None
     # USD. `submit`, `sweep` and `resume` refuse what may cost more; --max-cost takes precedence.
     max_cost: float | None = None
+    # For a day or a month: nothing starts that may exceed one.
+    budgets: Budgets = Budgets()
     # For machines, their volumes and network interfaces, and training jobs.
     tags: Mapping[str, str] = field(default_factory=dict)
     # By region.
@@ -180,7 +201,13 @@ def load_settings(*, config_may_lack: bool = False) -> Settings:
     aws = {region: _region(file, region) for region in file.mapping("aws")}
     rates = {name: _rate(file, name) for name in file.mapping("rates")}
     settings = file.record(
-        Settings, without=("aws", "rates"), home=home, aws=aws, rates=rates, region_from=None
+        Settings,
+        without=("aws", "rates", "budgets"),
+        home=home,
+        aws=aws,
+        rates=rates,
+        budgets=file.record(Budgets, "budgets"),
+        region_from=None,
     )
     if "region" not in file.mapping():
         region, region_from = login_region()

@@ -70,6 +70,25 @@ def total_cost(attempts: Iterable[Attempt], now: datetime) -> Cost:
     return Cost(usd=sum(known), is_final=is_final, text=text, sunk_usd=sunk_usd)
 
 
+def usd_since(attempt: Attempt, since: datetime, now: datetime) -> float:
+    """Return what the attempt takes of a budget from `since` on: its bill or, while it is open, its ceiling.
+
+    What was billed before `since` does not count. Without a known price, an attempt takes its ceiling.
+    """
+    if attempt.ended_at is not None and datetime.fromisoformat(attempt.ended_at) < since:
+        return 0.0
+    ceiling_usd, cost = attempt.max_cost_usd or 0.0, attempt_cost(attempt, now)
+    launched_at, lived_s = _launched_at(attempt), attempt.billing.lived_s
+    before_s = max(0.0, (since - launched_at).total_seconds()) if launched_at else 0.0
+    if attempt.ended_at is not None and cost.usd is not None:
+        return cost.usd * max(0.0, 1 - before_s / lived_s) if lived_s else cost.usd
+    if attempt.ended_at is not None or cost.usd is None:
+        return ceiling_usd
+    # It is not known when a queue had it on machines before it started it again.
+    before_usd = 0.0 if "restarted_at" in (attempt.handle or {}) else attempt_cost(attempt, since).usd or 0.0
+    return max(ceiling_usd, cost.usd) - min(before_usd, cost.usd)
+
+
 def cost_text(cost: Cost, spec: Mapping[str, Any] | None) -> str:
     """Return the cost of runs with this spec in words; in a training plan, what the time costs on demand."""
     if not (spec or {}).get("training_plan"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from fastlaunch.backends.protocol import CloudBackend
@@ -28,6 +29,7 @@ from fastlaunch.core.errors import (
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.lifecycle.budgets import OtherMachine, check_budgets, others_of
 from fastlaunch.lifecycle.world import LaunchContext
 
 #: How long a request is repeated after no answer or throttling.
@@ -96,6 +98,7 @@ class Provisioner:
         job = next(iter(jobs.values()))
         # EC2's spot price is looked up once the machine exists.
         price = None if site.backend == "ec2" and job.terms.purchase == "spot" else site.price
+        others = self._others
         # In one transaction: the rows name the site of the attempt that is about to be sent.
         with ledger.transaction():
             # Another command may have cancelled them since, and a run that has ended must not start anything.
@@ -115,6 +118,9 @@ class Provisioner:
                 partition=identity.partition,
                 make_plan=lambda n: backend.plan(jobs, attempt=n),
             )
+            # Another launcher that begins now waits, and then counts this attempt.
+            usd = ledger.attempt(attempt_id).max_cost_usd or 0.0
+            check_budgets(self.launch, usd, others=others, without=attempt_id)
         plan = ledger.plan_of(attempt_id)
         assert plan is not None
         try:
@@ -131,6 +137,11 @@ class Provisioner:
             unknown = self._unknown(attempt_id, plan, "its launcher ended while it was being started")
             self.launch.report(f"{unknown.message}; {unknown.hint}")
             raise
+
+    @cached_property
+    def _others(self) -> list[OtherMachine] | None:
+        """What AWS shows of other ledgers, if there are budgets in which it counts."""
+        return others_of(self.launch)
 
     def _note_start(self, attempt_id: int, run_ids: Iterable[str], handle: Mapping[str, Any]) -> None:
         with self.launch.ledger.transaction():

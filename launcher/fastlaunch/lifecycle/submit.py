@@ -25,6 +25,7 @@ from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import DryRun, announcement
+from fastlaunch.lifecycle.budgets import check_budgets, check_offline, others_of
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
 from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
@@ -59,6 +60,7 @@ def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryR
     expected = expected_of(placement, world)
     with launching(placement, world) as launcher:
         if placement.sites:
+            check_budgets(launcher, placement.ceiling.usd, others=others_of(launcher))
             world.report(announcement(placement, launcher.ledger, expected))
             world.confirm("Start it?", yes=yes)
             upload_code(placement, world.aws)
@@ -225,7 +227,7 @@ def report_edits(world: World, runs: "Sequence[Run]", scripts: "Mapping[str, Scr
 
 
 def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -> None:
-    """Raise UserError if the ceiling is above the budget. A dry run only warns about the config file's."""
+    """Raise UserError if the ceiling is above a budget. A dry run only warns about the config file's."""
     if not placement.sites:
         return
     ceiling, typed_usd = placement.ceiling, placement.options.max_cost_usd
@@ -235,6 +237,7 @@ def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -
         check_budget(ceiling, typed_usd if dry_run else budget_usd)
     if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
         world.report(as_warning(f"{ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}"))
+    check_offline(world, ceiling.usd, dry_run=dry_run)
 
 
 def report_jobs(jobs: Jobs, world: World) -> None:

@@ -28,6 +28,7 @@ from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.ledger.rows import Sweep as StoredSweep
+from fastlaunch.lifecycle.budgets import check_budgets, others_of
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S
@@ -278,6 +279,9 @@ def carry_out(
     parts, refused = make_parts(plan, started, world)
     for name, error in refused.items():
         world.report(f"left out: {name}: {error.message}")
+    if new_usd := [part.ceiling_usd for part in parts if part.ceiling_usd and part.name not in started]:
+        # A part is not started for which a budget of the config file has no room; the cheapest has to fit.
+        check_budgets(launcher, min(new_usd), others=others_of(launcher))
     if plan.ceilings:
         world.confirm("Go on?" if stored else "Start it?", yes=yes)
     sweep_id = stored.id if stored else ledger.add_sweep(given, Path.cwd())
