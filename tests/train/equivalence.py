@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fastlaunch_train.checks.equivalence import Reference, relative_error, run_checks
+from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
 from fastlaunch_train.loop.batch_size import probe_request
 from fastlaunch_train.loop.train import train_step
@@ -224,9 +225,7 @@ def after_a_step(stepper: Stepper, batch: Batch, before: dict[str, torch.Tensor]
     """The weights after one step, in float64 and under the native model's names."""
     for _ in range(20):  # loss scaling skips steps until its scale is small enough
         train_step(stepper, batch)
-        state = native_state_from_te(stepper.state()["model"])
-        # Of shards that were gathered there is also told how they were sharded.
-        values = {name: value["full"] if isinstance(value, dict) else value for name, value in state.items()}
+        values = fsdp.whole(native_state_from_te(stepper.state()["model"]), keep=True)
         after = {name: value.to(before[name]) for name, value in values.items() if name in before}
         if not all(torch.equal(after[name], before[name]) for name in before):
             return after

@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, two kept, only for their own job, and of a size known before training."""
 
+import copy
 import dataclasses
 import errno
 import importlib.util
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from torch import nn
 from toy import ALONE
 
 from fastlaunch_train.distributed.parallel import stop_process
+from fastlaunch_train.distributed.shard_files import write_whole
+from fastlaunch_train.loop import checkpoint
 from fastlaunch_train.loop.checkpoint import (
     Checkpointing,
     Identity,
     check_space,
     check_writers_space,
     checkpoint_bytes,
+    checkpoint_path,
     latest_checkpoint,
-    write_checkpoint,
 )
 from fastlaunch_train.loop.evaluation import Best, Evaluations
 from fastlaunch_train.loop.train import train_step
@@ -38,47 +42,24 @@ from fastlaunch_train.records.records import Eval
 from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.workloads.contract import Workload
 
-IDENTITY = Identity(
-    workload="toy",
-    recipe="fp16",
-    data="loader",
-    seed=1,
-    batch_size=4,
-    world_size=1,
-    sequence_length=64,
-    data_digest="0a1b",
-)
+IDENTITY = {"sequence_length": 64, "data_digest": "0a1b"}
 
 
 def checkpointing(
-    directory: Path,
-    stepper: Stepper | None = None,
-    evaluations: Evaluations | None = None,
-    *,
-    identity: Identity = IDENTITY,
-    seconds: float | None = None,
+    directory: Path, stepper: Stepper | None = None, evaluations: Evaluations | None = None, **identity: Any
 ) -> Checkpointing:
-    """What saves a lone rank's checkpoints; seconds: those that one is said to take, and nothing is saved."""
-
-    def phase(name: str, work: Any, *, step: int) -> float:
-        if seconds is None:
-            work()
-        return seconds or 0.0
-
-    return Checkpointing(
-        directory=directory,
-        identity=identity,
-        process=ALONE,
-        stepper=stepper or toy.build(resolve_recipe("fp32"), ALONE)[0],
-        evaluations=evaluations,
-        sharded=False,
-        phase=phase,  # type: ignore[arg-type]
-    )
+    """What saves a lone rank's checkpoints."""
+    stepper = stepper or toy.build(resolve_recipe("fp32"), ALONE)[0]
+    return toy.checkpointing(directory, stepper, evaluations, **{**IDENTITY, **identity})
 
 
-def saved(directory: Path, step: int = 1) -> Path:
-    """The path of a checkpoint of that step."""
-    checkpointing(directory).save(step)
+def save(
+    directory: Path, step: int, stepper: Stepper | None = None, evaluations: Evaluations | None = None
+) -> Path:
+    """The path of a new checkpoint of that step."""
+    saving = checkpointing(directory, stepper, evaluations)
+    saving.save(step)
+    saving.finish()
     path = latest_checkpoint(directory)
     assert path is not None
     return path
@@ -92,7 +73,7 @@ def test_a_restored_job_goes_on_as_the_saved_one_does(tmp_path: Path) -> None:
     whole, data = toy.build(recipe, ALONE, workload=workload)
     for _ in range(3):
         train_step(whole, next(data))
-    checkpointing(tmp_path, whole).save(3)
+    save(tmp_path, 3, whole)
     batch = next(data)
     expected = [float(train_step(whole, batch)) for _ in range(3)]
     restored, _ = toy.build(recipe, ALONE, seed=99, workload=workload)
@@ -107,13 +88,37 @@ def test_a_checkpoint_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None
             return dict, ()
 
     newest: list[Path | None] = []
-    paths = [
-        write_checkpoint(
-            tmp_path, step=step, identity=IDENTITY, state={"model": Watching()}, random_states=[]
-        )
-        for step in (1, 2)
-    ]
+    paths = [checkpoint_path(tmp_path, step) for step in (1, 2)]
+    for path in paths:
+        write_whole(path, {"model": Watching()})
     assert newest == [None, paths[0]]
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved is the state at the save, however late it is written; the next save waits for it."""
+    may_write, write = threading.Event(), checkpoint.write_whole
+    stepper, data = toy.build(resolve_recipe("fp32"), ALONE)
+    train_step(stepper, next(data))
+    before = copy.deepcopy(stepper.state())
+    saving = checkpointing(tmp_path, stepper)
+    monkeypatch.setattr(checkpoint, "write_whole", lambda *args: may_write.wait(60) and write(*args))
+    saving.save(1)
+    train_step(stepper, next(data))
+    assert saving.is_begun and saving.is_writing and latest_checkpoint(tmp_path) is None
+    threading.Timer(0.2, may_write.set).start()
+    saving.save(2)
+    assert checkpoint_path(tmp_path, 1).exists()
+    saving.finish()
+    assert not saving.is_begun
+    saved = torch.load(checkpoint_path(tmp_path, 1), weights_only=True)["model"]
+    assert saved.keys() == before["model"].keys()
+    assert all(torch.equal(saved[name], weight) for name, weight in before["model"].items())
+    waits, writes = (
+        [line.step for line in saving._phase._writer if line.name == name]  # type: ignore[attr-defined]
+        for name in ("checkpoint", "checkpoint-write")
+    )
+    # The second save stood still for the first, too.
+    assert (waits[:3], writes) == ([1, 1, 2], [1, 2])
 
 
 def test_the_newest_two_are_kept_and_a_users_own_files(tmp_path: Path) -> None:
@@ -123,7 +128,7 @@ def test_the_newest_two_are_kept_and_a_users_own_files(tmp_path: Path) -> None:
     own = {"step-final.pt", "step-mine.partial"}
     for name in own:
         (tmp_path / name).touch()
-    newest = [saved(tmp_path, step).name for step in (5, 10, 15, 100)][-1]
+    newest = [save(tmp_path, step).name for step in (5, 10, 15, 100)][-1]
     assert newest == "step-00000100.pt"
     assert {path.name for path in tmp_path.iterdir()} == own | {"step-00000015.pt", newest}
 
@@ -131,43 +136,47 @@ def test_the_newest_two_are_kept_and_a_users_own_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", [0.999, 0.01, 0.0003])
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_partial_one(tmp_path: Path, missing: float) -> None:
     """Wherever in the file it is full: near the end torch.save has an error of its own to tell."""
-    saved(tmp_path, 1)
+    save(tmp_path, 1)
     large, _ = toy.build(resolve_recipe("fp32"), ALONE, workload=wide("sgd"))
-    checkpointing(tmp_path / "elsewhere", large).save(2)
-    size = (tmp_path / "elsewhere" / "step-00000002.pt").stat().st_size
+    size = save(tmp_path / "elsewhere", 2, large).stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (round(size * (1 - missing)), before[1]))
     try:
         with pytest.raises(UnsavedError, match=r"File too large: .*step-00000002\.pt") as failed:
-            checkpointing(tmp_path, large).save(2)
+            save(tmp_path, 2, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.glob("*.*")] == ["step-00000001.pt"]
     assert classify(failed.value).exit_code == EXIT_DISK_FULL
 
 
-@pytest.mark.parametrize(("seconds", "warned"), [(60.0, False), (60.5, True)])
+@pytest.mark.parametrize(("limit_s", "warned"), [(60.0, False), (0.0, True)])
 def test_a_checkpoint_too_slow_for_spot_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float, warned: bool
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float,
+    warned: bool,
 ) -> None:
-    checkpointing(tmp_path, seconds=seconds).save(1)
+    monkeypatch.setattr(checkpoint, "LONG_CHECKPOINT_S", limit_s)
+    save(tmp_path, 1)
     assert ("spot" in caplog.text) == warned
 
 
-@pytest.mark.parametrize("change", [*vars(IDENTITY)])
+@pytest.mark.parametrize("change", [field.name for field in dataclasses.fields(Identity)])
 def test_another_job_is_refused_by_name(tmp_path: Path, change: str) -> None:
-    saved(tmp_path)
-    value = vars(IDENTITY)[change]
-    other = dataclasses.replace(IDENTITY, **{change: "other" if isinstance(value, str) else 77})
+    path = save(tmp_path, 1)
+    value = torch.load(path, weights_only=True)["identity"][change]
+    other = {change: "other" if isinstance(value, str) else 77}
     with pytest.raises(RecipeError) as refused:
-        checkpointing(tmp_path, identity=other).resume(last_step=9)
+        checkpointing(tmp_path, **other).resume(last_step=9)
     assert change in refused.value.message
     assert str(value) in (refused.value.hint or "")
 
 
 def test_data_that_are_not_known_are_no_other_data(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    checkpointing(tmp_path, identity=dataclasses.replace(IDENTITY, data_digest=None)).resume(last_step=9)
+    path = save(tmp_path, 1)
+    checkpointing(tmp_path, data_digest=None).resume(last_step=9)
     content = torch.load(path, weights_only=True)
     del content["identity"]["data_digest"]  # as older checkpoints are
     torch.save(content, path)
@@ -230,9 +239,8 @@ def sizes(folder: Path, workload: Workload, recipe: Recipe, *, best: bool) -> tu
     if best:
         score = Eval(step=1, split="validation", loss=1.0, num_samples=8, seconds=0.1)
         evaluations.best = Best(score=score, weights=stepper.weights())
-    checkpointing(folder, stepper, evaluations).save(1)
-    (written,) = folder.glob("step-*.pt")
-    return written.stat().st_size, expected
+    save(folder, 1, stepper, evaluations)
+    return sum(file.stat().st_size for file in folder.glob("step-*")), expected
 
 
 @pytest.mark.parametrize("best", [False, True])
@@ -293,7 +301,7 @@ def main() -> None:
 def test_checkpoints_that_will_not_fit_are_refused_by_their_number(tmp_path: Path) -> None:
     check_space(tmp_path / "checkpoints", 1000)
     with pytest.raises(OSError, match="3 checkpoints of 1048576") as refused:
-        check_writers_space(ALONE, tmp_path / "checkpoints", 2**50)
+        check_writers_space(ALONE, tmp_path / "checkpoints", 2**50, sharded=False)
     assert refused.value.errno == errno.ENOSPC
 
 

@@ -47,21 +47,13 @@ def test_two_ranks_train_as_one_without_shards(tmp_path: Path) -> None:
     assert toy.distance(found[recipe], whole["losses"], whole["weights"]) < 1e-5
 
 
-def test_a_state_is_gathered_and_sharded_again() -> None:
+def test_a_state_is_gathered_where_it_is_kept() -> None:
     model = toy.Toy()
     fsdp.shard(model, model.blocks, resolve_recipe("fsdp2"), ALONE)
-    whole = {name: fsdp.local_shard(value).detach().clone() for name, value in model.named_parameters()}
-    state = {"model": model.state_dict(), "numbers": [1, None, (2.5,)]}
-    gathered = fsdp.gather(state, keep=True)
-    assert gathered["numbers"] == [1, None, (2.5,)]
-    assert gathered["model"].keys() == whole.keys()
-    assert all(part["shards"] == [0] for part in gathered["model"].values())
-    assert all(torch.equal(gathered["model"][name]["full"], whole[name]) for name in whole)
-    again = fsdp.scatter(gathered, ALONE)["model"]
-    for name, value in model.state_dict().items():
-        assert again[name].placements == value.placements
-        assert torch.equal(fsdp.local_shard(again[name]), fsdp.local_shard(value))
-    assert fsdp.gather(state, keep=False)["model"] == dict.fromkeys(whole)
+    own = {name: fsdp.local_shard(value).detach().clone() for name, value in model.named_parameters()}
+    whole = fsdp.whole(model.state_dict(), keep=True)
+    assert whole.keys() == own.keys() and all(torch.equal(whole[name], own[name]) for name in own)
+    assert fsdp.whole(model.state_dict(), keep=False) == dict.fromkeys(own)
 
 
 def test_blocks_are_sharded_one_by_one_in_the_dtypes_of_the_recipe() -> None:

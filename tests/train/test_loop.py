@@ -22,7 +22,7 @@ import tiny
 from fastlaunch_train.loop.evaluation import evaluate
 from fastlaunch_train.loop.recorder import Recorder
 from fastlaunch_train.loop.train import TrainingLoop
-from fastlaunch_train.loop.training import PhaseClock, Training
+from fastlaunch_train.loop.training import PhaseClock, Saves, Training
 from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.process.failures import InterruptedRun, NanLossError
 from fastlaunch_train.process.interrupts import Interrupts
@@ -50,7 +50,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
         request=data,
         last_step=100,
         checkpoint_every=0,
-        save_checkpoint=lambda step: None,
+        checkpoints=Saves(),
         phase=PhaseClock(writer, CPU),
         writer=writer,
         interrupts=Interrupts(),

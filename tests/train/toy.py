@@ -1,12 +1,12 @@
 """A workload of a few hundred weights, and what a stepper makes of it, in one process or several."""
 
 import dataclasses
-import io
 import math
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlaunch_train.distributed.parallel import Process, start_process, stop_process
+from fastlaunch_train.distributed import fsdp
+from fastlaunch_train.distributed.parallel import (
+    Process,
+    barrier,
+    broadcast_object,
+    start_process,
+    stop_process,
+)
+from fastlaunch_train.loop.checkpoint import Checkpointing, Identity
+from fastlaunch_train.loop.evaluation import Evaluations
 from fastlaunch_train.loop.train import train_step
+from fastlaunch_train.loop.training import PhaseClock
 from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import resolve_recipe
@@ -109,6 +119,13 @@ TOY = Workload(
     blocks=lambda model: model.blocks,  # type: ignore[arg-type, return-value]
     learning_rate=0.1,
 )
+
+
+def workload() -> Workload:
+    """The toy as the entrypoint asks for it."""
+    return TOY
+
+
 #: What a step of pretraining has, all of it active in a few steps.
 PRETRAINING = dataclasses.replace(
     TOY, weight_decay=0.5, max_grad_norm=0.3, lr_schedule="cosine", warmup_steps=2
@@ -200,10 +217,7 @@ def train(
             stepper.scale_learning_rate(workload.learning_rate_factor(step, steps))
         losses.append(float(train_step(stepper, next(data))))
         if step == resume_after:
-            state = passed_on(stepper.state(), process)
-            stepper, _ = build(recipe, process, seed=99, workload=workload)
-            stepper.load_state(state)
-    state = stepper.state()
+            stepper = passed_on(stepper, build(recipe, process, seed=99, workload=workload)[0], process, step)
     probe = next(workload.batches(request(process)))
     said = score(stepper, probe, recipe, process)
     kept = stepper.weights()
@@ -212,7 +226,7 @@ def train(
     stepper.load_weights(kept)
     return {
         "losses": losses,
-        "weights": whole_weights(state),
+        "weights": whole_weights(stepper),
         "scores": [said, changed, score(stepper, probe, recipe, process)],
         "model_class": type(stepper.model).__name__,
     }
@@ -227,25 +241,47 @@ def score(stepper: Stepper, batch: Batch, recipe: Recipe, process: Process) -> f
     return value
 
 
-def whole_weights(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Weights out of a stepper's state, empty on ranks other than 0."""
-    found = {}
-    for name, value in state.get("model", {}).items():
-        tensor = value["full"] if isinstance(value, dict) and "full" in value else value
-        if isinstance(tensor, torch.Tensor):
-            found[name] = tensor.detach().float().cpu().clone()
-    return found
+def whole_weights(stepper: Stepper) -> dict[str, torch.Tensor]:
+    """The weights of a stepper on every rank; those of DeepSpeed on rank 0 alone."""
+    whole = fsdp.whole(stepper.state().get("model", {}), keep=True)
+    return {
+        name: value.detach().float().cpu().clone()
+        for name, value in whole.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
-def passed_on(state: dict[str, Any], process: Process) -> dict[str, Any]:
-    """Rank 0's `state` on every rank, through a file's bytes, as a checkpoint would bring it."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    content = [file.getvalue()]
-    if process.world_size > 1:
-        torch.distributed.broadcast_object_list(content, src=0)
-    loaded: dict[str, Any] = torch.load(io.BytesIO(content[0]), map_location="cpu", weights_only=True)
-    return loaded
+def passed_on(stepper: Stepper, to: Stepper, process: Process, step: int) -> Stepper:
+    """Return `to`, which has resumed from a checkpoint of `stepper`."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Path(broadcast_object(process, folder))
+        saving = checkpointing(shared, stepper, process=process)
+        saving.save(step)
+        saving.finish()
+        assert checkpointing(shared, to, process=process).resume(last_step=step) == step
+        barrier(process)
+    return to
+
+
+def checkpointing(
+    directory: Path,
+    stepper: Stepper,
+    evaluations: Evaluations | None = None,
+    *,
+    process: Process = ALONE,
+    **identity: Any,
+) -> Checkpointing:
+    """What saves the checkpoints of a run, in which nothing else is recorded."""
+    same = {"workload": "toy", "recipe": stepper.recipe.label, "data": "loader", "seed": 1}
+    ranks = {"batch_size": BATCH_SIZE // process.world_size, "world_size": process.world_size}
+    return Checkpointing(
+        directory=directory,
+        identity=Identity(**{**same, **ranks, **identity}),
+        process=process,
+        stepper=stepper,
+        evaluations=evaluations,
+        phase=PhaseClock(Lines(), process.device),  # type: ignore[arg-type]
+    )
 
 
 def run_ranks(

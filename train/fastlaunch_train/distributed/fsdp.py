@@ -1,17 +1,13 @@
-"""Shard parameters over the ranks by torch's fully_shard (FSDP2), and gather states from shards."""
+"""Shard parameters over the ranks by torch's fully_shard (FSDP2), and read its shards."""
 
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
 
 from fastlaunch_train.distributed.parallel import Process, join_group
 from fastlaunch_train.recipes.recipe import Recipe
-
-#: Keys of a gathered tensor: the whole tensor, and the dimension that each dimension of the mesh shards.
-_FULL, _SHARDS = "full", "shards"
 
 
 def shard(
@@ -46,50 +42,41 @@ def shard(
     return model
 
 
-def gather(value: Any, *, keep: bool) -> Any:
-    """Return `value`, nested mappings and lists, with its shards gathered on the CPU; all ranks call it.
+def whole(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Return a state dict with its shards gathered, on the CPU; all ranks call it.
 
-    keep: whether this rank keeps the result; if not, tensors are None and take no memory.
+    keep: whether this rank keeps the result; if not, sharded tensors are None and take no memory.
     """
 
-    def gathered(leaf: Any) -> Any:
-        if not _is_sharded(leaf):
-            return leaf
-        full = leaf.detach().full_tensor()
-        shards = [placement.dim if placement.is_shard() else None for placement in leaf.placements]
-        return {_FULL: full.cpu(), _SHARDS: shards} if keep else None
+    def gathered(value: Any) -> Any:
+        if not is_sharded(value):
+            return value
+        full = value.detach().full_tensor()
+        return full.cpu() if keep else None
 
-    return tree_map(gathered, value)
-
-
-def whole(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-    """Return a state dict without shards, on the CPU; all ranks call it. keep: as in `gather`."""
-    gathered = gather(state, keep=keep)
-    return {name: value[_FULL] if isinstance(value, dict) else value for name, value in gathered.items()}
+    return {name: gathered(value) for name, value in state.items()}
 
 
-def scatter(value: Any, process: Process) -> Any:
-    """Shard again what `gather` returned; all ranks call it with the same value."""
+def layout(value: Any) -> dict[str, Any]:
+    """Return, as plain values, what `empty` needs to make a sharded tensor like this one."""
+    dims = [placement.dim if placement.is_shard() else None for placement in value.placements]
+    return {"size": [*value.shape], "dtype": value.dtype, "dims": dims}
+
+
+def empty(like: dict[str, Any], process: Process) -> torch.Tensor:
+    """Return a tensor of that `layout`, sharded over all present ranks, with any values."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import empty as empty_shards
 
     mesh = init_device_mesh(process.device.type, (process.world_size,))
-
-    def is_gathered(part: Any) -> bool:
-        return isinstance(part, dict) and part.keys() == {_FULL, _SHARDS}
-
-    def sharded(leaf: Any) -> Any:
-        if not is_gathered(leaf):
-            return leaf
-        placements = [Replicate() if dim is None else Shard(dim) for dim in leaf[_SHARDS]]
-        return distribute_tensor(leaf[_FULL].to(process.device), mesh, placements)
-
-    return tree_map(sharded, value, is_leaf=is_gathered)
+    placements = [Replicate() if dim is None else Shard(dim) for dim in like["dims"]]
+    return empty_shards(*like["size"], dtype=like["dtype"], device_mesh=mesh, placements=placements)
 
 
 def shard_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return `value`, the same on every rank, sharded as `parameter` is; all ranks call it."""
-    if not _is_sharded(parameter):
+    if not is_sharded(parameter):
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -107,8 +94,9 @@ def reshard(model: nn.Module) -> None:
 
 def local_shard(value: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of `value`, or `value` if it is not sharded."""
-    return value.to_local() if _is_sharded(value) else value  # type: ignore[attr-defined]
+    return value.to_local() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
-def _is_sharded(value: Any) -> bool:
+def is_sharded(value: Any) -> bool:
+    """Return whether each rank has a part of `value`."""
     return hasattr(value, "full_tensor")

@@ -1,34 +1,38 @@
 """Checkpoints: the complete state, so that a resumed run takes the same next step.
 
-A checkpoint gets its name only when it is complete (written aside, synced, renamed), so the newest
-`step-*.pt` is always usable. Only the two newest stay.
+A save copies the state to host memory, and a thread writes the copy while the steps go on. Rank 0 writes
+`step-<n>.pt`. What is sharded over N ranks goes into a file of each, and then rank 0 writes
+`step-<n>-of-<N>.pt`: a checkpoint all of whose files are there is usable, on any number of ranks. A file gets
+its name only when it is complete (written aside, synced, renamed). Only the two newest checkpoints stay.
 """
 
-import contextlib
 import errno
 import logging
-import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.utils._pytree import keystr, tree_map, tree_map_with_path
 
 from fastlaunch_train.checks.finiteness import first_names, not_finite, not_finite_message
-from fastlaunch_train.distributed.parallel import (
-    Process,
-    agree,
-    broadcast_object,
-    gather_object,
-)
+from fastlaunch_train.distributed import fsdp
+from fastlaunch_train.distributed.parallel import Process, agree, broadcast_object, gather_object
+from fastlaunch_train.distributed.shard_files import load_shards, save_shards, write_whole
 from fastlaunch_train.loop.evaluation import Evaluations
-from fastlaunch_train.loop.training import PhaseClock
-from fastlaunch_train.process.failures import NanLossError, unsaved
+from fastlaunch_train.loop.training import PhaseClock, Saves
+from fastlaunch_train.process.failures import NanLossError, UnsavedError
 from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe, RecipeError
+from fastlaunch_train.records.records import WRITE_PHASE
 from fastlaunch_train.steppers.optimizers import optimizer_name
 from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.workloads.contract import Workload
@@ -41,8 +45,14 @@ KEPT = 2
 #: Seconds. A longer save may not finish on a spot instance: EC2 takes it two minutes after its notice.
 LONG_CHECKPOINT_S = 60.0
 
-#: Key of each rank's Evaluations.state(), beside a Stepper's state.
+#: Key of the Evaluations.state(), beside a Stepper's state.
 _EVALUATIONS = "evaluations"
+#: Key of the name of a sharded tensor, beside its layout, which takes its place in rank 0's file.
+_SHARDED = "sharded"
+#: The files of checkpoints, and the remains of killed processes; other files belong to the user.
+_FILE = re.compile(
+    r"step-(?P<step>\d{8,})(-of-(?P<shards>\d{5})|\.(?P<rank>\d{5})-of-\d{5})?\.(pt|distcp|partial)"
+)
 
 #: Bytes of a tensor in a checkpoint beside its values: names, shapes, alignment (torch 2.13; the 400 tensors
 #: of vit-tiny took 390 bytes each).
@@ -70,36 +80,88 @@ class Identity:
     #: Steps over which the learning rate falls; None if it does not fall.
     schedule_steps: int | None = None
 
-    def differing(self, other: "Identity") -> list[str]:
-        """Return the names of the fields that differ. A missing digest does not differ."""
-        names = [name for name, value in vars(self).items() if vars(other)[name] != value]
-        if None in (self.data_digest, other.data_digest):
-            names = [name for name in names if name != "data_digest"]
-        return names
+    def differing(self, other: "Identity", *, can_reshard: bool = False) -> list[str]:
+        """Return the names of the fields that differ. A missing digest does not differ.
+
+        can_reshard: whether the number of ranks may differ if a step takes as many samples.
+        """
+        free = {"data_digest"} if None in (self.data_digest, other.data_digest) else set()
+        if can_reshard and self.batch_size * self.world_size == other.batch_size * other.world_size:
+            free |= {"batch_size", "world_size"}
+        return [name for name, value in vars(self).items() if vars(other)[name] != value and name not in free]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpointing:
-    """Saves and resumes `stepper` and `evaluations`; rank 0 writes the state of all ranks to one file."""
+class Checkpointing(Saves):
+    """Saves and resumes `stepper` and `evaluations`; all ranks make the same calls.
 
-    directory: Path
-    identity: Identity
-    process: Process
-    stepper: Stepper
-    #: Holds the best weights so far.
-    evaluations: Evaluations | None
-    #: Whether each rank has a share of the weights, so that a checkpoint holds the best weights of every
-    #: rank.
-    sharded: bool
-    phase: PhaseClock
+    evaluations: hold the best weights so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        identity: Identity,
+        process: Process,
+        stepper: Stepper,
+        evaluations: Evaluations | None,
+        phase: PhaseClock,
+    ) -> None:
+        self.directory = directory
+        self._identity = identity
+        self._process = process
+        self._stepper = stepper
+        self._evaluations = evaluations
+        self._phase = phase
+        self._is_sharded = stepper.recipe.parallelism == "fsdp2"
+        # The thread that writes has its own group: its messages would mix with those of the steps.
+        self._group = dist.new_group(backend="gloo") if self._is_sharded else None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        #: The checkpoint under way, alike on every rank, and what this rank writes of it.
+        self._path: Path | None = None
+        self._writing: Future[float] | None = None
+        self._last: Path | None = None
 
     def save(self, step: int) -> None:
-        """Save the checkpoint of `step`. Every rank calls this.
+        """Begin to save the checkpoint of `step`, once the one before is written.
 
         Raises NanLossError, on every rank, if the state is not finite: no run could go on from it, and it
-        would replace a checkpoint from which a run can.
+        would replace a checkpoint from which a run can. Raises what `finish` does.
         """
-        seconds = self.phase("checkpoint", lambda: self._save(step), step=step)
+        self.finish()
+        self._phase("checkpoint", lambda: self._begin(step), step=step)
+
+    @property
+    def is_begun(self) -> bool:
+        return self._path is not None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def finish(self) -> None:
+        """Wait until all ranks have written the checkpoint under way, if there is one.
+
+        Raises UnsavedError on every rank if a disk refused it; the checkpoint before it stays.
+        """
+        path, writing = self._path, self._writing
+        if path is None:
+            return
+        if writing and self.is_writing:
+            # The training stands still meanwhile.
+            self._phase("checkpoint", lambda: wait([writing]) and path.name, step=_step_of(path))
+        error = writing.exception() if writing else None
+        self._path, self._writing = None, None
+        (is_failed,) = agree(self._process, [float(error is not None)])
+        if is_failed:
+            refusals = gather_object(self._process, _refusal(error))
+            refusal = broadcast_object(self._process, next(filter(None, refusals), None))
+            raise refusal or error or RuntimeError(f"{path} could not be written by another rank")
+        self._last = path
+        if writing is None:
+            return
+        seconds = writing.result()
+        self._phase.add(WRITE_PHASE, seconds, step=_step_of(path), detail=path.name)
         if seconds > LONG_CHECKPOINT_S:
             log.warning(
                 "warning: the checkpoint took %.0f s. A spot instance is gone two minutes after its notice, "
@@ -107,129 +169,210 @@ class Checkpointing:
                 seconds,
             )
 
-    def _save(self, step: int) -> str | None:
-        random_states = gather_object(self.process, random_state(self.process.device))
-        state = self.stepper.state()
-        if self.evaluations is not None:
-            evaluation_state = self.evaluations.state()
-            state[_EVALUATIONS] = (
-                gather_object(self.process, evaluation_state) if self.sharded else [evaluation_state]
-            )
-        bad = not_finite(state, self.stepper.model) if self.process.rank == 0 else []
-        if agree(self.process, [float(len(bad))])[0]:
-            kept = latest_checkpoint(self.directory)
+    def close(self) -> None:
+        """Give this rank's part of a checkpoint under way some time, after the training has failed."""
+        if self._writing is not None:
+            wait([self._writing], timeout=LONG_CHECKPOINT_S)
+
+    def _begin(self, step: int) -> str | None:
+        process = self._process
+        random_states = gather_object(process, random_state(process.device))
+        state = self._stepper.state()
+        if self._evaluations is not None:
+            state[_EVALUATIONS] = [self._evaluations.state()]
+        is_writer = self._is_sharded or process.rank == 0
+        bad = not_finite(tree_map(fsdp.local_shard, state), self._stepper.model) if is_writer else []
+        if agree(process, [float(len(bad))])[0]:
             raise NanLossError(
                 f"{not_finite_message(step, bad)}: it is not saved, "
-                + (f"{kept.name} is the last checkpoint" if kept else "and there is no checkpoint before it")
+                + (
+                    f"{self._last.name} is the last checkpoint"
+                    if self._last
+                    else "and there is no checkpoint before it"
+                )
             )
-        if self.process.rank != 0:
+        num_shards = process.world_size if self._is_sharded else 0
+        self._path = path = checkpoint_path(self.directory, step, num_shards=num_shards)
+        if not is_writer:
             return None
-        path = write_checkpoint(
-            self.directory, step=step, identity=self.identity, state=state, random_states=random_states
-        )
+        content = {"step": step, "identity": vars(self._identity), "random_states": random_states}
+        content |= _copied(state)
+        self._writing = self._thread.submit(lambda: self._write(path, content))
         return path.name
+
+    def _write(self, path: Path, content: dict[str, Any]) -> float:
+        """Write this rank's part; return the seconds."""
+        started = time.perf_counter()
+        rest, tensors = _split(content)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnsavedError(error.errno, error.strerror, str(path)) from error
+        if self._group is None:
+            write_whole(path, rest)
+        else:
+            save_shards(
+                tensors,
+                shard_path(path, self._process.rank),
+                self._group,
+                complete=lambda index: write_whole(path, {**rest, "index": index}),
+            )
+        if self._process.local_rank == 0:
+            # All ranks have written theirs, and begin no other before this one is finished.
+            files = _files(self.directory)
+            kept = sorted({step for step, file in files if file.suffix != ".partial"})[-KEPT:]
+            for step, file in files:
+                if step not in kept:
+                    file.unlink(missing_ok=True)
+        return time.perf_counter() - started
 
     def resume(self, *, last_step: int) -> int:
         """Load the newest checkpoint that rank 0 sees; return its step, or 0 if there is none.
 
         Raises RecipeError if it belongs to another job, is later than `last_step`, or is not finite.
         """
-        step = newest_step(self.process, self.directory)
-        if step == 0:
+        path = newest_checkpoint(self._process, self.directory)
+        if path is None:
             return 0
-        path = checkpoint_path(self.directory, step)
-        state, random_states = read_checkpoint(path, identity=self.identity)
+        content = read_checkpoint(path, identity=self._identity)
+        step = _step_of(path)
         # A run that was killed after its last checkpoint has no step left; it just completes.
         if step > last_step:
             raise RecipeError(f"{path} is after step {step}, and --steps is {last_step}", "give more --steps")
-        bad = not_finite(state, self.stepper.model)
-        if bad:
+        random_states, index = content.pop("random_states"), content.pop("index", None)
+        if self._group is not None:
+            if index is None:
+                raise RecipeError(
+                    f"{path} is of an older version, which kept the weights of all ranks in one file",
+                    "start without --resume",
+                )
+            content, tensors = _joined(content, self._process)
+            load_shards(tensors, lambda rank: shard_path(path, rank), index, self._group)
+        bad = not_finite(tree_map(fsdp.local_shard, content), self._stepper.model)
+        if agree(self._process, [float(len(bad))])[0]:
             raise RecipeError(
-                f"{path} holds what is not finite: {first_names(bad)}",
+                f"{path} holds what is not finite{f': {first_names(bad)}' if bad else ''}",
                 "remove it, so that the one before is taken",
             )
-        evaluations = state.pop(_EVALUATIONS, None)
-        if self.evaluations is not None and evaluations is not None:
-            self.evaluations.load_state(evaluations[self.process.rank if self.sharded else 0])
-        self.stepper.load_state(state)
-        restore_random_state(random_states[self.process.rank], self.process.device)
+        evaluations = content.pop(_EVALUATIONS, None)
+        if self._evaluations is not None and evaluations is not None:
+            self._evaluations.load_state(evaluations[0])
+        self._stepper.load_state(content)
+        # Other ranks than those that saved them begin with generators of their own.
+        if len(random_states) == self._process.world_size:
+            restore_random_state(random_states[self._process.rank], self._process.device)
+        self._last = path
+        if self._process.local_rank == 0:
+            for other, file in _files(self.directory):
+                if other > step or file.suffix == ".partial":
+                    file.unlink(missing_ok=True)
         return step
 
 
-def checkpoint_path(directory: Path, step: int) -> Path:
-    """Return the path of the checkpoint after `step`."""
-    return directory / f"step-{step:08d}.pt"
+def checkpoint_path(directory: Path, step: int, *, num_shards: int = 0) -> Path:
+    """Return the path of rank 0's file of the checkpoint after `step`."""
+    shards = f"-of-{num_shards:05d}" if num_shards else ""
+    return directory / f"step-{step:08d}{shards}.pt"
+
+
+def shard_path(path: Path, rank: int) -> Path:
+    """Return the path of a rank's file beside `path`, a sharded checkpoint's."""
+    step, _, num_shards = path.stem.partition("-of-")
+    return path.with_name(f"{step}.{rank:05d}-of-{num_shards}.distcp")
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
-    """Return the newest complete checkpoint in `directory`, if there is one."""
-    return max(_named_by_step(directory, ".pt"), default=None)
+    """Return rank 0's file of the newest checkpoint in `directory` with all of its files, if there is one."""
+    whole = (path for _, path in _files(directory) if path.suffix == ".pt" and _is_whole(path))
+    return max(whole, key=_step_of, default=None)
 
 
-def newest_step(process: Process, directory: Path) -> int:
-    """Return the step of the newest checkpoint that rank 0 sees, or 0. Every rank calls this."""
-    newest = latest_checkpoint(directory)
-    step: int = broadcast_object(process, int(newest.stem.removeprefix("step-")) if newest else 0)
-    return step
+def newest_checkpoint(process: Process, directory: Path) -> Path | None:
+    """Return the newest checkpoint that rank 0 sees, if there is one. Every rank calls this."""
+    path: Path | None = broadcast_object(process, latest_checkpoint(directory))
+    return path and directory / path.name
 
 
-def _named_by_step(directory: Path, suffix: str) -> list[Path]:
-    """Return complete checkpoints (`.pt`) or the remains of killed processes (`.partial`), oldest first.
-
-    Files with other names belong to the user.
-    """
-    paths = directory.glob(f"step-*{suffix}")
-    return sorted(path for path in paths if path.stem.removeprefix("step-").isdigit())
+def _is_whole(path: Path) -> bool:
+    match = _FILE.fullmatch(path.name)
+    shards = range(int(match["shards"] or 0) if match else 0)
+    return all(shard_path(path, rank).exists() for rank in shards)
 
 
-def write_checkpoint(
-    directory: Path,
-    *,
-    step: int,
-    identity: Identity,
-    state: dict[str, Any],
-    random_states: list[dict[str, torch.Tensor]],
-) -> Path:
-    """Write the checkpoint of `step` and remove all but the newest two; return its path. For rank 0.
-
-    Raises UnsavedError if the disk refuses. Earlier checkpoints stay.
-    """
-    path = checkpoint_path(directory, step)
-    partial = path.with_suffix(".partial")
-    content = {"step": step, "identity": vars(identity), **state, "random_states": random_states}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for leftover in _named_by_step(directory, ".partial"):
-            leftover.unlink(missing_ok=True)
-        with partial.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        refusal = unsaved(error, path) if isinstance(error, (OSError, RuntimeError)) else None
-        if refusal is None:
-            raise
-        raise refusal from error
-    for old in _named_by_step(directory, ".pt")[:-KEPT]:
-        old.unlink(missing_ok=True)
-    return path
+def _files(directory: Path) -> list[tuple[int, Path]]:
+    """Return all files of checkpoints, and of those that were not completed, with their steps."""
+    return [(_step_of(path), path) for path in directory.glob("step-*") if _FILE.fullmatch(path.name)]
 
 
-def read_checkpoint(
-    path: Path, *, identity: Identity
-) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]]]:
-    """Return the state in `path`, on the CPU, and the random states of all ranks, in order.
+def _step_of(path: Path) -> int:
+    match = _FILE.fullmatch(path.name)
+    assert match
+    return int(match["step"])
 
-    Raises RecipeError unless it is a checkpoint of this job.
-    """
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with its tensors copied to host memory, tied ones once."""
+    copies: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        value = fsdp.local_shard(leaf.detach())
+        place = (value.data_ptr(), value.dtype, value.shape, value.stride(), id(leaf) * (not value.numel()))
+        if place not in copies:
+            copies[place] = leaf.detach().to("cpu", copy=True)
+        return copies[place]
+
+    copy: dict[str, Any] = tree_map(copied, state)
+    return copy
+
+
+def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the content with names in place of its sharded tensors, and these by their names."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def named(path: tuple[Any, ...], leaf: Any) -> Any:
+        if not fsdp.is_sharded(leaf):
+            return leaf
+        name = keystr(path)
+        tensors[name] = leaf
+        return {_SHARDED: name, **fsdp.layout(leaf)}
+
+    return tree_map_with_path(named, content), tensors
+
+
+def _joined(content: dict[str, Any], process: Process) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what `_split` was given, with empty tensors sharded over the present ranks, and these."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def is_named(part: Any) -> bool:
+        return isinstance(part, dict) and _SHARDED in part
+
+    def sharded(part: Any) -> Any:
+        if not is_named(part):
+            return part
+        tensors[part[_SHARDED]] = tensor = fsdp.empty(part, process)
+        return tensor
+
+    return tree_map(sharded, content, is_leaf=is_named), tensors
+
+
+def _refusal(error: BaseException | None) -> UnsavedError | None:
+    """Return what a disk said, of any rank, if that is the error."""
+    if isinstance(error, CheckpointException):
+        errors: list[BaseException | None] = [failure[0] for failure in error.failures.values()]
+    else:
+        errors = [error]
+    return next((error for error in errors if isinstance(error, UnsavedError)), None)
+
+
+def read_checkpoint(path: Path, *, identity: Identity) -> dict[str, Any]:
+    """Return the content of rank 0's file, on the CPU. Raises RecipeError unless it is of this job."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved = Identity(**content.pop("identity"))
         del content["step"]
-        random_states: list[dict[str, torch.Tensor]] = content.pop("random_states")
+        _ = content["random_states"]
     except (OSError, MemoryError):
         raise
     except Exception as error:
@@ -237,14 +380,14 @@ def read_checkpoint(
             f"{path} is not a checkpoint: {(str(error).splitlines() or [type(error).__name__])[0]}",
             "remove it, so that the one before is taken",
         ) from None
-    different = identity.differing(saved)
+    different = identity.differing(saved, can_reshard="index" in content)
     if different:
         as_saved = ", ".join(f"{name} {vars(saved)[name]}" for name in different)
         raise RecipeError(
             f"{path} was made with another {', '.join(different)}",
             f"resume with {as_saved}, or start without --resume",
         )
-    return content, random_states
+    return content
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -262,12 +405,14 @@ def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def check_writers_space(process: Process, directory: Path, checkpoint_bytes: int) -> None:
-    """Raise on every rank what `check_space` raises on the rank that writes. Every rank calls this.
+def check_writers_space(process: Process, directory: Path, checkpoint_bytes: int, *, sharded: bool) -> None:
+    """Raise on every rank what `check_space` raises where checkpoints are written. Every rank calls this.
 
-    Other nodes write no checkpoints, and may have disks without room for one.
+    That is rank 0's node or, for shards, every node. Others may have disks without room for a checkpoint.
     """
-    _on_the_writer(process, lambda: check_space(directory, checkpoint_bytes))
+    num_bytes = checkpoint_bytes // process.num_nodes if sharded else checkpoint_bytes
+    is_writer = process.local_rank == 0 if sharded else process.rank == 0
+    _on_writers(process, is_writer, lambda: check_space(directory, num_bytes))
 
 
 def check_model_space(process: Process, directory: Path, model: nn.Module) -> None:
@@ -280,17 +425,18 @@ def check_model_space(process: Process, directory: Path, model: nn.Module) -> No
             message = f"the model takes {needed / 2**30:.2f} GiB at the end, {free / 2**30:.2f} are free"
             raise OSError(errno.ENOSPC, message, str(directory))
 
-    _on_the_writer(process, check)
+    _on_writers(process, process.rank == 0, check)
 
 
-def _on_the_writer(process: Process, check: Callable[[], None]) -> None:
+def _on_writers(process: Process, is_writer: bool, check: Callable[[], None]) -> None:
     refusal: RecipeError | OSError | None = None
-    if process.rank == 0:
+    if is_writer:
         try:
             check()
         except (RecipeError, OSError) as error:
             refusal = error
-    refusal = broadcast_object(process, refusal)
+    refusals = gather_object(process, refusal)
+    refusal = broadcast_object(process, next(filter(None, refusals), None))
     if refusal is not None:
         raise refusal
 
@@ -310,8 +456,7 @@ def check_space(directory: Path, checkpoint_bytes: int) -> None:
             f"no checkpoint can be written to {directory}: {error.strerror}",
             "give another --output, or leave out --checkpoint-every",
         ) from error
-    replaced = [*_named_by_step(directory, ".pt"), *_named_by_step(directory, ".partial")]
-    free = shutil.disk_usage(directory).free + sum(path.stat().st_size for path in replaced)
+    free = shutil.disk_usage(directory).free + sum(path.stat().st_size for _, path in _files(directory))
     needed = (KEPT + 1) * checkpoint_bytes
     if free < needed:
         message = (

@@ -93,7 +93,8 @@ class Evaluations:
         """Restore what `state` returned."""
         best = state["best"]
         if best is not None and self.keep_best:
-            self.best = Best(score=Eval(**best["score"]), weights=best["weights"])
+            weights = {name: value.to("cpu") for name, value in best["weights"].items()}
+            self.best = Best(score=Eval(**best["score"]), weights=weights)
         # If the best weights are needed and the checkpoint has none, repeat the last evaluation.
         if self.best is not None or not self.keep_best:
             self._evaluated = state["evaluated"]

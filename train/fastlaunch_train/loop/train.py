@@ -204,7 +204,7 @@ class TrainingLoop:
             stop = self._evaluate()
         saved = self._save_due(stop)
         if saved:
-            stop = self._save() or stop
+            stop = self._save(last=stop or self.finished) or stop
         owed = self._evaluations is not None and self._evaluations.owed(self.last_done)
         if stop and (not self.finished or owed):
             raise InterruptedRun(self.training.interrupts.message)
@@ -277,9 +277,19 @@ class TrainingLoop:
         if first_step == training.first_step and training.model_check is not None:
             self._check_model(training.model_check)
         nan = any(loss is not None and not math.isfinite(loss) for loss in block.losses)
-        self._step_time_s, any_nan, stop = agree(
-            process, [block.wall_s / block.num_steps, float(nan), float(training.interrupts.requested)]
+        checkpoints = training.checkpoints
+        self._step_time_s, any_nan, stop, is_writing = agree(
+            process,
+            [
+                block.wall_s / block.num_steps,
+                float(nan),
+                float(training.interrupts.requested),
+                float(checkpoints.is_writing),
+            ],
         )
+        if checkpoints.is_begun and not is_writing:
+            # If it could not be written, that is told now.
+            checkpoints.finish()
         if any_nan:
             where = f" on rank {process.rank}" if nan and process.world_size > 1 else ""
             raise NanLossError(
@@ -380,19 +390,24 @@ class TrainingLoop:
             self._evaluations.test(self.training, self.last_done)
         except InterruptedRun:
             if self.training.checkpoint_every and not saved:
-                self._save()
+                self._save(last=True)
             raise
 
     def _save_due(self, stop: bool) -> bool:
         every = self.training.checkpoint_every
         return bool(every) and (stop or self.last_done % every == 0)
 
-    def _save(self) -> bool:
-        """Save a checkpoint; return whether a rank was asked to stop meanwhile, which need not save again."""
+    def _save(self, *, last: bool) -> bool:
+        """Save a checkpoint; return whether a rank was asked to stop meanwhile, which need not save again.
+
+        last: whether no steps follow during which it could be written.
+        """
         training = self.training
         with training.interrupts.saving():
-            training.save_checkpoint(self.last_done)
+            training.checkpoints.save(self.last_done)
             (stop,) = agree(training.process, [float(training.interrupts.requested)])
+            if stop or last:
+                training.checkpoints.finish()
         return bool(stop)
 
 

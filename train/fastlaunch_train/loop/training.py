@@ -43,10 +43,34 @@ class PhaseClock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - started
+        self.add(name, seconds, step=step, detail=detail)
+        return seconds
+
+    def add(self, name: str, seconds: float, *, step: int, detail: str | None) -> None:
+        """Record work that took so long, in a thread beside the steps or here."""
         self._writer.add(Phase(name=name, seconds=seconds, step=step, detail=detail))
         self._writer.flush()
         log.info("%s: %.1f s%s", name, seconds, f" ({detail})" if detail else "")
-        return seconds
+
+
+class Saves:
+    """Saves checkpoints while the steps go on. This one saves none; all ranks make the same calls."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a checkpoint is under way, alike on every rank."""
+        return False
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank is still writing its part of it."""
+        return False
+
+    def save(self, step: int) -> None:
+        """Begin to save the checkpoint of `step`."""
+
+    def finish(self) -> None:
+        """Wait until all ranks have written the checkpoint under way, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +90,7 @@ class Training:
     last_step: int
     #: Steps between checkpoints; 0 for never.
     checkpoint_every: int
-    #: Saves the checkpoint of a step.
-    save_checkpoint: Callable[[int], None]
+    checkpoints: Saves
     phase: PhaseClock
     writer: RecordWriter
     interrupts: Interrupts

@@ -44,6 +44,9 @@ FETCH_PHASE = "fetch"
 UNRECORDED_PHASE = "unrecorded"
 #: Key in the header's section `script`: true for a rank that never called us, whose starter wrote its record.
 SILENT = "silent"
+#: The phase, beside the steps, in which a rank wrote its part of a checkpoint, since 2026-11-28; the phase
+#: `checkpoint` is the time for which the steps stood still.
+WRITE_PHASE = "checkpoint-write"
 #: The parts of the phase `build`, in their order, as its details.
 BUILD_MODEL, BUILD_CHECKS, BUILD_STEPS = "the model", "its conversion and checks", "what makes its steps"
 SPLITS = ("validation", "test")

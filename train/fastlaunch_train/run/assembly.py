@@ -26,7 +26,7 @@ from fastlaunch_train.loop.checkpoint import (
     check_model_space,
     check_writers_space,
     checkpoint_bytes,
-    newest_step,
+    newest_checkpoint,
 )
 from fastlaunch_train.loop.evaluation import plan_evaluations
 from fastlaunch_train.loop.graphed import is_captured
@@ -135,7 +135,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
     with phase.during("build", BUILD_CHECKS):
         rounding = _convert_and_check(session, workload, arithmetic, model, batch_size)
         batches, model_check, trained = None, None, workload
-        if not (options.resume and newest_step(process, options.output / "checkpoints")):
+        if not (options.resume and newest_checkpoint(process, options.output / "checkpoints")):
             batches, model_check = _first_batches(workload, request, session, arithmetic, model, rounding)
             trained = model_check.workload
     if process.device.type == "cuda":
@@ -154,13 +154,13 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         process=process,
         stepper=stepper,
         evaluations=evaluations,
-        sharded=recipe.parallelism == "fsdp2",
         phase=phase,
     )
     if options.checkpoint_every:
         best = evaluations is not None and evaluations.keep_best
         size = checkpoint_bytes(stepper.model, trained, recipe, world_size=process.world_size, best=best)
-        check_writers_space(process, checkpoints.directory, size)
+        is_sharded = recipe.parallelism == "fsdp2"
+        check_writers_space(process, checkpoints.directory, size, sharded=is_sharded)
     is_saved = _is_saved(workload, recipe, options)
     if is_saved and not options.checkpoint_every:
         # Later, the model takes the room of a checkpoint.
@@ -187,7 +187,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         batches=batches,
         last_step=session.steps,
         checkpoint_every=options.checkpoint_every,
-        save_checkpoint=checkpoints.save,
+        checkpoints=checkpoints,
         phase=phase,
         writer=session.writer,
         interrupts=interrupts,
@@ -195,7 +195,10 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         model_check=model_check,
         step_profile=options.step_profile,
     )
-    done = train(training, evaluations, trainer)
+    try:
+        done = train(training, evaluations, trainer)
+    finally:
+        checkpoints.close()
     if done == session.steps and is_saved:
         phase("save", lambda: _save(session, workload, model))
     return done

@@ -57,14 +57,14 @@ class Stepper(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return all state that the next step depends on; tensors gathered from other ranks are on the CPU.
+        """Return all state that the next step depends on, sharded tensors among it.
 
-        The state is complete on rank 0; other ranks may get an empty one.
+        But for these it is complete on rank 0; other ranks may get an empty one.
         """
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load what `state` returned on rank 0, the same on every rank. This may change `state`."""
+        """Load what `state` returned on rank 0, with the sharded tensors of all. This may change `state`."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of this rank's trained weights and buffers, or its shards of them, in host memory."""

@@ -172,19 +172,13 @@ class TorchStepper(Stepper):
 
     def state(self) -> dict[str, Any]:
         scaler = self._precision.scaler
-        state = {
+        return {
             "model": model_state(self._native),
             "optimizer": self.optimizer.state_dict(),
             "scaler": scaler.state_dict() if scaler else None,
         }
-        if self.recipe.parallelism != "fsdp2":
-            return state
-        whole: dict[str, Any] = fsdp.gather(state, keep=self._process.rank == 0)
-        return whole
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if self.recipe.parallelism == "fsdp2":
-            state = fsdp.scatter(state, self._process)
         load_model_state(self._native, state["model"], fp8_recipe=fp8_recipe(self.recipe))
         self.optimizer.load_state_dict(state["optimizer"])
         if self._precision.scaler is not None and state["scaler"] is not None:
@@ -194,7 +188,7 @@ class TorchStepper(Stepper):
     def _tensors(self) -> dict[str, torch.Tensor]:
         if self.recipe.parallelism == "fsdp2":
             fsdp.reshard(self.model)
-        return {name: fsdp.local_shard(value.detach()) for name, value in super()._tensors().items()}
+        return super()._tensors()
 
 
 def fresh_scales(model: nn.Module, recipe: Recipe) -> set[int]:
