@@ -10,7 +10,7 @@ from ec2_builders import site
 from fake_cloud import BOOT_S, HALF, REST, FakeNode
 
 from fastlaunch.core.errors import NoCapacity
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import attempt_cost
 
@@ -76,20 +76,51 @@ def test_those_that_are_left_of_a_pair_before_it_trains_are_ended_soon(world: Wo
     assert (world.attempt(run).billing.lived_s or 0) <= at_s + 240
 
 
-def test_what_the_other_one_saves_is_waited_for(world: World) -> None:
+@pytest.mark.parametrize("state", ["interrupted", "failed"])
+@pytest.mark.parametrize("reason", ["Server.InternalError: Internal error", ""])
+def test_a_lost_one_is_replaced_once_the_other_one_has_saved(world: World, state: str, reason: str) -> None:
+    """Also if the training of the other one failed before its node had noticed: its peer was gone."""
+
     def lose_one(node: FakeNode) -> None:
-        if node.rank == 0:
-            node.interrupt(700, "peer", how={**TWO, **HALF})
+        if len(world.aws.instances) > 2:
+            node.train(how=lambda run_id: {**TWO, **REST})
+        elif node.rank == 0:
+            failed = {"status": "failed", "message": "RuntimeError: Connection closed by peer"}
+            node.interrupt(
+                700, "peer", how={**TWO, **HALF, **(failed if state == "failed" else {})}, state=state
+            )
             world.clock.at(710, node.turn_off)
-            return
-        node.train(upto=1, how=lambda run_id: {**TWO, **HALF})
-        reason = "Server.InternalError: Internal error"
-        world.clock.at(300, lambda: world.aws.end(node.instance_id, reason, "Server.InternalError"))
+        else:
+            world.clock.at(BOOT_S, node.boot)
+            world.clock.at(300, lambda: world.aws.end(node.instance_id, reason, reason.partition(":")[0]))
 
     world.aws.node = lose_one
-    (run,) = world.submit(jobs=(pair(),))
-    assert run.summary is not None and run.summary.num_steps == 20
-    assert world.aws.calls["terminate"] == 0
+    (run,) = world.submit(jobs=(pair(checkpoint_every=20),))
+    assert (run.state, run.reason) == (RunState.COMPLETED, None)
+    assert run.summary is not None and run.summary.num_steps == 40
+    one, two = world.ledger.attempts_of(run.id)
+    assert (one.state, one.ending, two.num_nodes) == (RunState.INTERRUPTED, Ending.NODE_LOST, 2)
+    assert (one.reason or "").startswith("node 1 ended without a last word")
+    assert "Internal error" in (one.reason or "") or not reason
+    # Minutes, and so the ceiling, are the submission's; no machine of the first attempt is left.
+    assert two.max_minutes is not None and two.max_minutes <= 120 - 11
+    assert world.aws.live() == [] and world.aws.calls["terminate"] == 0
+    assert world.reported("ended without a last word", "going on, on another, from the last checkpoint")
+
+
+def test_no_more_are_replaced_than_are_allowed(world: World) -> None:
+    def lose_one(node: FakeNode) -> None:
+        if node.rank == 0:
+            node.interrupt(400, "peer", how={**TWO, **HALF})
+            world.clock.at(410, node.turn_off)
+        else:
+            world.clock.at(BOOT_S, node.boot)
+            world.clock.at(300, lambda: world.aws.end(node.instance_id, "", ""))
+
+    world.aws.node = lose_one
+    (run,) = world.submit(jobs=(pair(checkpoint_every=20),))
+    assert run.state is RunState.INTERRUPTED and "--max-replacements 2" in (run.reason or "")
+    assert len(world.aws.requests) == 3 and world.aws.live() == []
 
 
 def test_what_one_of_them_takes_along_is_gone_on_with_on_others(world: World) -> None:

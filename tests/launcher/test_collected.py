@@ -156,6 +156,13 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step() -> None:
     assert found is not None
     assert (found.step, found.num_bytes) == (100, 7)
     assert found.newest == f"s3://acme/{folder}/step-00000100.pt"
+    shards = {f"{folder}/step-00000200-a2.{rank:05d}-of-00002.distcp": 50 for rank in (0, 1)}
+    bucket = Bucket(
+        **{f"{folder}/step-00000200-a2-of-00002.pt": 3, f"{folder}/step-00000100.pt": 7, **shards}
+    )
+    found = checkpoints(run(SECOND), [attempt(2)], {"ec2": Ec2Backend(aws=bucket, home=Path())})
+    assert found is not None and (found.step, found.num_bytes) == (200, 103)
+    assert found.newest == f"s3://acme/{folder}/step-00000200-a2-of-00002.pt"
     none = checkpoints(run(), [attempt()], {"ec2": Ec2Backend(aws=Bucket(), home=Path())})
     assert none is not None and (none.newest, none.step) == (None, 0)
     assert none.uri == f"s3://acme/fastlaunch/runs/{FIRST}/checkpoints/"

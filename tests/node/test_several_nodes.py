@@ -26,7 +26,7 @@ from node_scene import (
 )
 from simulated_instance import SimulatedInstance
 
-from fastlaunch_train.node.protocol import NodeProgram, NodeRun
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun, newest_checkpoint
 
 LONG = 20_000
 Launch = Callable[..., list[SimulatedInstance]]
@@ -130,6 +130,33 @@ def test_a_machine_that_vanishes_stops_the_other_one(scene: Scene, launch: Launc
     assert states(status)[0] != "completed" and states(status)[1] == "not-started"
     assert outcome(status) == ("interrupted", "peer"), nodes[0].console
     assert scene.objects(program.output)["abort"].startswith(b"failed 10.253.0.11 does not answer")
+
+
+def test_shards_of_a_lost_machine_are_gone_on_with_on_two_others(scene: Scene, launch: Launch) -> None:
+    """They go on from the last checkpoint of which both nodes have sent their shards."""
+    folder = f"{RUNS}/{FIRST}/checkpoints"
+    sharded = {"recipe": "fsdp2", "checkpoint_every": 10}
+    program = two_nodes(run_of(FIRST, steps=LONG, **sharded))
+    nodes = launch(program)
+    scene.wait_for(f"{folder}/step-00000010-a1-of-00002.pt")
+    end = time.monotonic() + 240
+    while not newest_checkpoint(scene.keys(folder)):
+        assert time.monotonic() < end, "\n".join(node.console for node in nodes)
+        time.sleep(0.2)
+    nodes[1].close()
+    assert nodes[0].wait(300) == "shutdown"
+    assert outcome(scene.status(program)) == ("interrupted", "peer"), nodes[0].console
+    saved = newest_checkpoint(scene.keys(folder))
+    step = int(saved[0][5:13])
+
+    again = two_nodes(run_of(FIRST, steps=step + 15, **sharded), attempt=2)
+    nodes = launch(again)
+    consoles = [outcome(status) for status in ended(scene, nodes, again)]
+    assert consoles == [("completed", None)] * 2, "\n".join(node.console for node in nodes)
+    for rank in (0, 1):
+        assert scene.record(again, rank=rank, number=2).steps[0].step == step + 1
+        assert f"going on from {saved[0]}" in nodes[rank].console
+    assert newest_checkpoint(scene.keys(folder))[0] == f"step-{step + 10:08d}-a2-of-00002.pt"
 
 
 def test_a_spot_notice_on_one_node_saves_what_both_did_and_another_attempt_goes_on(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fastlaunch_train.node.commands import Clock
 from fastlaunch_train.node.outputs import NotRegular, hold, opened
-from fastlaunch_train.node.protocol import MAX_OUTPUT_FILE_BYTES, is_echo
+from fastlaunch_train.node.protocol import MAX_OUTPUT_FILE_BYTES, is_echo, newest_checkpoint
 from fastlaunch_train.node.sagemaker import FAILURE_CHARS, last_attempt, write_failure
 from fastlaunch_train.node.shelf import Shelf
 from fastlaunch_train.node.uploads import Segments, Uploads, before_end, checkpoints
@@ -232,7 +232,8 @@ def test_only_regular_files_leave_the_machine(
     script = [] if kind == "folder" else ["a-run/output/deep/model"]
     assert uploads.left_out == [*(f"a-run/{name}" for name in sorted(names)), *script]
     left_out: list[Path] = []
-    assert [path.name for path in checkpoints(run / "checkpoints", left_out.append)] == ["step-00000001.pt"]
+    (paths,) = checkpoints(run / "checkpoints", left_out.append).values()
+    assert [path.name for path in paths] == ["step-00000001.pt"]
     assert [path.name for path in left_out] == ["step-00000009.pt"]
     assert cause_of(run, shelf.work / "log.txt", 1) == ""
     with pytest.raises(NotRegular):
@@ -252,7 +253,7 @@ def test_nothing_leaves_through_a_folder_that_is_a_link(tmp_path: Path) -> None:
     assert uploads.output_folders("a-run", 1)
     assert uploads.left_out == ["a-run/output"]
     assert visible(shelf.root) == {}
-    assert checkpoints(run / "checkpoints") == []
+    assert checkpoints(run / "checkpoints") == {}
     # Whoever swaps the folder after it was listed gains nothing.
     with pytest.raises(NotRegular):
         hold(run / "checkpoints/step-00000001.pt", tmp_path / "held", below=shelf.work)
@@ -298,7 +299,23 @@ def test_what_sagemaker_leaves_beside_files_is_none_of_them(tmp_path: Path) -> N
     assert last_attempt(tmp_path, "another") == 0
     for name in ("step-00000010.pt", "step-00000009.pt", "step-00000011.pt.sagemaker-uploading", "step-x.pt"):
         (node / name).touch()
-    assert [path.name for path in checkpoints(node)] == ["step-00000009.pt", "step-00000010.pt"]
+    found = [path.name for paths in checkpoints(node).values() for path in paths]
+    assert found == ["step-00000009.pt", "step-00000010.pt"]
+
+
+def test_the_newest_checkpoint_is_the_last_of_which_all_files_are_there() -> None:
+    def files(step: int, attempt: int) -> list[str]:
+        name = f"step-{step:08d}-a{attempt}"
+        return [f"{name}-of-00002.pt", *(f"{name}.{rank:05d}-of-00002.distcp" for rank in (0, 1))]
+
+    whole, without_a_shard, without_the_first = files(20, 1), files(30, 1)[:2], files(40, 1)[1:]
+    # Another attempt at the same step makes it no more complete.
+    other = files(30, 2)[::2]
+    names = {"step-00000010.pt", *whole, *without_a_shard, *without_the_first, *other, "notes.txt"}
+    assert newest_checkpoint(names) == whole
+    assert newest_checkpoint(names - {whole[1]}) == ["step-00000010.pt"]
+    assert newest_checkpoint({*names, "step-00000025.tar"}) == ["step-00000025.tar"]
+    assert newest_checkpoint([]) == []
 
 
 def left(output: Path, name: str, text: str, *, at_s: int) -> None:

@@ -40,7 +40,7 @@ def test_resumed_shards_give_the_losses_of_a_run_without_a_stop(tmp_path: Path, 
     train(whole, STEPS)
     train(stopped, 4, "--checkpoint-every", "2")
     kept = ("step-00000002", "step-00000004")
-    parts = ("-of-00002.pt", ".00000-of-00002.distcp", ".00001-of-00002.distcp")
+    parts = ("-a1-of-00002.pt", "-a1.00000-of-00002.distcp", "-a1.00001-of-00002.distcp")
     names = {step + part for step in kept for part in (parts if recipe == "fsdp2" else (".pt",))}
     assert {path.name for path in (stopped / "checkpoints").iterdir()} == names
     # Tensors and plain values alone: nothing of a file is ever run.
@@ -80,7 +80,7 @@ def test_shards_of_two_ranks_go_on_on_another_number(tmp_path: Path) -> None:
 
     try:
         stepper, _ = toy.build(recipe_of("fsdp2 precision=fp32 optimizer=adamw"), toy.ALONE, seed=99)
-        path = stopped / "checkpoints" / "step-00000004-of-00002.pt"
+        path = stopped / "checkpoints" / "step-00000004-a1-of-00002.pt"
         identity = {**torch.load(path, weights_only=True)["identity"], "batch_size": 6, "world_size": 1}
         toy.checkpointing(path.parent, stepper, **identity).resume(last_step=4)
         state = stepper.state()

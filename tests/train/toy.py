@@ -281,6 +281,7 @@ def checkpointing(
         stepper=stepper,
         evaluations=evaluations,
         phase=PhaseClock(Lines(), process.device),  # type: ignore[arg-type]
+        attempt=1,
     )
 
 

@@ -71,6 +71,7 @@ def merged(
     begun = [entry["run_id"] for entry in _entries(report) if entry.get("state") != "not-started"]
     cut = begun[-1] if begun and _weight(report) in (_HARDWARE, _INTERRUPTED) else None
     if missing and _weight(report) >= _STOPPED:
+        cut = begun[-1] if begun else None
         decisive, outcome = missing[0], "failed"
         reason = f"node {decisive} ended without a last word"
     return {
@@ -125,7 +126,7 @@ def _run(entries: Mapping[int, Mapping[str, Any]], *, has_all: bool, is_cut: boo
     by_state: dict[str, list[int]] = {}
     for node, entry in entries.items():
         by_state.setdefault(_state(entry), []).append(node)
-    if "failed" in by_state and not (is_cut and "interrupted" in by_state):
+    if "failed" in by_state and not (is_cut and ("interrupted" in by_state or not has_all)):
         state, decisive = "failed", by_state["failed"][0]
     elif "failed" in by_state or "interrupted" in by_state:
         # Training that fails while AWS takes another node fails because of that.

@@ -55,7 +55,8 @@ def status(runs: tuple[str, ...], output: str) -> int:
 
     RUN is a run's id, the beginning or end of it, or `field=glob`. Without RUN: the runs under way, those on
     AWS that ended within a day, and the last submission. A detached run on EC2 goes on from its last
-    checkpoint, within its --max-hours, if EC2 took its spot machine or a GPU of it is faulty.
+    checkpoint, within its --max-hours, if EC2 took its spot machine, one of several machines was lost or a
+    GPU is faulty.
     The exit code is 1 if a machine is over its time, or AWS does not show it, and 3 if AWS refuses the files
     of RUN.
     """

@@ -84,7 +84,7 @@ _RESERVED_TAGS = ("aws:", "fastlaunch:")
 #: Prefix of every schedule's name.
 SCHEDULE_PREFIX = "fastlaunch-"
 
-#: Default number of replacements for machines with a faulty GPU.
+#: Default number of replacements for machines that are lost or have a faulty GPU.
 MAX_REPLACEMENTS = 2
 #: The shortest useful time limit: it covers boot, image pull, saving and uploading.
 MIN_MINUTES = 15

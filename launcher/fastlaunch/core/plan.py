@@ -21,6 +21,8 @@ class Ending(StrEnum):
     RECLAIMED = "reclaimed"
     #: A GPU of one of its machines is faulty.
     FAULTY_GPU = "faulty-gpu"
+    #: One of several machines on EC2 ended without a word, and the others with it.
+    NODE_LOST = "node-lost"
     #: AWS had no capacity for it.
     NO_CAPACITY = "no-capacity"
     TIME_LIMIT = "time-limit"
@@ -34,7 +36,12 @@ class Ending(StrEnum):
     @property
     def can_go_on(self) -> bool:
         """Whether another machine may continue the run."""
-        return self in (Ending.RECLAIMED, Ending.FAULTY_GPU)
+        return self is Ending.RECLAIMED or self.is_replaced
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another machine may continue the run as often as `--max-replacements` says."""
+        return self in (Ending.FAULTY_GPU, Ending.NODE_LOST)
 
 
 class RunState(StrEnum):

@@ -446,7 +446,8 @@ class Options:
     )
     max_replacements: int = _spend(
         "--max-replacements N",
-        "Replace a machine with a faulty GPU at most this often, within --max-hours and the ceiling."
+        "Replace a machine that is lost or has a faulty GPU at most this often, within --max-hours and the"
+        " ceiling."
         f"  [default: {MAX_REPLACEMENTS}]",
         default=MAX_REPLACEMENTS,
     )

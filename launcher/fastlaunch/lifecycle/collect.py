@@ -18,7 +18,7 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.display import Progress, RecordTail, describe
 from fastlaunch.measure.outcome import contradictions, read_records
 from fastlaunch.measure.record_files import RankRecord
-from fastlaunch_train.node.protocol import CHECKPOINT
+from fastlaunch_train.node.protocol import checkpoint_key, newest_checkpoint
 
 if TYPE_CHECKING:
     from fastlaunch.measure.summary import RunSummary
@@ -119,15 +119,14 @@ def checkpoints(
         uri = backend.checkpoint_folder(attempt.output, run.id)
         bucket, prefix = s3_sync.split_uri(uri)
         here = Checkpoints(uri=uri)
-        for stored in backend.aws.list_objects(attempt.region, bucket, f"{prefix}/"):
-            name = CHECKPOINT.fullmatch(stored.key.rpartition("/")[2])
-            if name and int(name[1]) >= here.step:
-                here = Checkpoints(
-                    uri=uri,
-                    newest=f"s3://{bucket}/{stored.key}",
-                    step=int(name[1]),
-                    num_bytes=stored.size,
-                )
+        sizes = {
+            stored.key.rpartition("/")[2]: stored.size
+            for stored in backend.aws.list_objects(attempt.region, bucket, f"{prefix}/")
+        }
+        if files := newest_checkpoint(sizes):
+            step, _ = checkpoint_key(files[0]) or (0, 0)
+            num_bytes = sum(sizes[name] for name in files)
+            here = Checkpoints(uri=uri, newest=f"{uri}{files[0]}", step=step, num_bytes=num_bytes)
         if newest is None or here.step > newest.step:
             newest = here
         if newest.newest:

@@ -175,6 +175,10 @@ def how_it_ended(
         return _interrupted(reason, Ending.RECLAIMED)
     if aws_status.ending is Ending.STOPPED:
         return _interrupted(f"someone stopped it at {service}", Ending.STOPPED)
+    silent = (status or {}).get("missing") or ()
+    if service == "EC2" and (status or {}).get("node") in silent:
+        why = f" ({aws_status.problem.message})" if aws_status.problem else ""
+        return _interrupted(f"{reason}{why}", Ending.NODE_LOST)
     if outcome == "interrupted" and reason == WATCHDOG:
         return time_is_up
     if outcome == "interrupted":
@@ -254,8 +258,8 @@ def _run_result(
         outcome = _outcome_by_node(
             outcome, node, result, has_begun=has_begun, words=words, records=attempt_records
         )
-    if result.ending is Ending.FAULTY_GPU and node.get("state") == "interrupted":
-        # The run's own error only describes a consequence of the fault.
+    if result.ending and result.ending.is_replaced and node.get("state") == "interrupted":
+        # The run's own error only describes a consequence of the fault, or of a lost peer.
         outcome = result.outcome(RunState.INTERRUPTED)
     if node.get("exit_code") == IDLE_CODE and outcome.state is not RunState.COMPLETED:
         # Its records say that it was asked to end.

@@ -201,7 +201,7 @@ class Launcher(LaunchContext):
         return self.ledger.get(run.id)
 
     def go_on(self) -> bool:
-        """Resume, detached, the detached runs whose machine EC2 took back or had a faulty GPU.
+        """Resume, detached, the detached runs whose machine EC2 took back, was lost or had a faulty GPU.
 
         They go on as the submission agreed: from the last checkpoint, in the minutes that are left. What
         cannot go on is reported. Returns whether any still waits.
@@ -231,8 +231,8 @@ class Launcher(LaunchContext):
         agreed = Options(**self.ledger.goes_on().get(first.id, {}), detach=True)
         attempts = [attempt for attempt in self.ledger.attempts_of(first.id) if attempt.handle]
         why, max_replacements = attempts[-1].reason, agreed.max_replacements
-        num_faulty = sum(attempt.ending is Ending.FAULTY_GPU for attempt in attempts)
-        if attempts[-1].ending is Ending.FAULTY_GPU and num_faulty > max_replacements:
+        replaced = [bool(attempt.ending and attempt.ending.is_replaced) for attempt in attempts]
+        if replaced[-1] and sum(replaced) > max_replacements:
             raise UserError(f"{why}; --max-replacements {max_replacements} allows no other")
         plan = self._resumable(first, account_timer=agreed.account_timer)
         with self._launching(first.submission_id):
@@ -382,7 +382,7 @@ class Launcher(LaunchContext):
             unneeded = self._cancel_unneeded(looks)
             run_ids = [run_id for run_id in run_ids if run_id not in unneeded]
         remaining, provisioner = tuple(run_ids), Provisioner(launch=self)
-        result, num_faulty = None, 0
+        result, num_replaced = None, 0
         with self._settling(run_ids) as leftover:
             while remaining:
                 earlier = self.ledger.attempts_of(remaining[0])
@@ -417,17 +417,18 @@ class Launcher(LaunchContext):
                 result = AttemptMonitor(launch=self, attempt=attempt, shown=shown, looks=looks).follow()
                 if looks:
                     looks.unneeded()
-                remaining, is_faulty = result.left, result.ending is Ending.FAULTY_GPU
+                remaining = result.left
+                is_replaced = result.ending is not None and result.ending.is_replaced
                 leftover.followed.add(attempt.id)
                 if remaining and result.try_next:
                     provisioner.refuse(site, NoCapacity(result.reason or "it got no machines"))
-                elif remaining and is_faulty and num_faulty == options.max_replacements:
+                elif remaining and is_replaced and num_replaced == options.max_replacements:
                     most = f"--max-replacements {options.max_replacements}"
                     leftover.why = f"{result.reason}; {most} allows no other"
                     self.report(f"{leftover.why}: not resumed")
                     return
                 elif remaining:
-                    num_faulty += is_faulty
+                    num_replaced += is_replaced
                     # From the first site again: there may be capacity by now.
                     provisioner = Provisioner(launch=self)
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")

@@ -21,7 +21,7 @@ from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
-from fastlaunch_train.node.protocol import CHECKPOINT
+from fastlaunch_train.node.protocol import newest_checkpoint
 
 #: Subfolder of a run's folder for what a script writes: its $FASTLAUNCH_OUTPUT.
 OUTPUT = "output"
@@ -46,8 +46,8 @@ _CONSEQUENCES = {
 class Resumable:
     """How another attempt can go on with a run."""
 
-    #: Name of the checkpoint to go on from; None to begin anew, if a faulty GPU or the spot interruption of a
-    #: script came before the first one.
+    #: Name of the checkpoint to go on from; None to begin anew, if a lost machine, a faulty GPU or the spot
+    #: interruption of a script came before the first one.
     checkpoint: str | None
     #: Where on AWS; empty on this machine, which has no limit either.
     placements: tuple[Site, ...] = ()
@@ -99,7 +99,7 @@ def resumable(run: Run, *, backends: Mapping[str, CloudBackend], ledger: Ledger)
         site for site in stored if can_go_on(last, site) or (is_fresh and site.instance.name == last.instance)
     )
     # Nobody knows beforehand whether a script saves anything: without a checkpoint it begins anew on spot.
-    is_anew = last.ending is Ending.FAULTY_GPU or (
+    is_anew = (last.ending is not None and last.ending.is_replaced) or (
         spec.script is not None and last.ending is Ending.RECLAIMED
     )
     if newest is None and not is_anew:
@@ -141,7 +141,7 @@ def _newest_saved(run: Run) -> str | None:
     if "script" in (run.spec or {}):
         return OUTPUT if any(run.directory.glob(f"{OUTPUT}/*")) else None
     names = (path.name for path in run.directory.glob("checkpoints/*"))
-    return max(filter(CHECKPOINT.fullmatch, names), default=None)
+    return next(iter(newest_checkpoint(names)), None)
 
 
 def is_worth_resuming(run: Run) -> bool:
@@ -165,7 +165,7 @@ def jobs_of(runs: Iterable[Run]) -> Callable[[Site], dict[str, Job]]:
 
 
 def left_runs(ledger: Ledger) -> list[tuple[Run, ...]]:
-    """Return the runs to resume, by attempt, whose machine was taken or faulty while nobody followed it."""
+    """Return the runs to resume, by attempt, that nobody follows and whose machine can be replaced."""
     by_attempt: dict[int, list[Run]] = {}
     for run in map(ledger.get, ledger.goes_on()):
         attempts = ledger.attempts_of(run.id)

@@ -2,7 +2,8 @@
 
 A save copies the state to host memory, and a thread writes the copy while the steps go on. Rank 0 writes
 `step-<n>.pt`. What is sharded over N ranks goes into a file of each, and then rank 0 writes
-`step-<n>-of-<N>.pt`: a checkpoint all of whose files are there is usable, on any number of ranks. A file gets
+`step-<n>-a<attempt>-of-<N>.pt`: a checkpoint all of whose files are there is usable, on any number of ranks.
+With the attempt in their names, files of two attempts at a step never count as one checkpoint. A file gets
 its name only when it is complete (written aside, synced, renamed). Only the two newest checkpoints stay.
 """
 
@@ -51,7 +52,7 @@ _EVALUATIONS = "evaluations"
 _SHARDED = "sharded"
 #: The files of checkpoints, and the remains of killed processes; other files belong to the user.
 _FILE = re.compile(
-    r"step-(?P<step>\d{8,})(-of-(?P<shards>\d{5})|\.(?P<rank>\d{5})-of-\d{5})?\.(pt|distcp|partial)"
+    r"step-(?P<step>\d{8,})(-a(?P<attempt>\d+)(-of-(?P<shards>\d{5})|\.\d{5}-of-\d{5}))?\.(pt|distcp|partial)"
 )
 
 #: Bytes of a tensor in a checkpoint beside its values: names, shapes, alignment (torch 2.13; the 400 tensors
@@ -106,6 +107,7 @@ class Checkpointing(Saves):
         stepper: Stepper,
         evaluations: Evaluations | None,
         phase: PhaseClock,
+        attempt: int,
     ) -> None:
         self.directory = directory
         self._identity = identity
@@ -114,6 +116,7 @@ class Checkpointing(Saves):
         self._evaluations = evaluations
         self._phase = phase
         self._is_sharded = stepper.recipe.parallelism == "fsdp2"
+        self._shards = f"-a{attempt}-of-{process.world_size:05d}" if self._is_sharded else ""
         # The thread that writes has its own group: its messages would mix with those of the steps.
         self._group = dist.new_group(backend="gloo") if self._is_sharded else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -191,8 +194,7 @@ class Checkpointing(Saves):
                     else "and there is no checkpoint before it"
                 )
             )
-        num_shards = process.world_size if self._is_sharded else 0
-        self._path = path = checkpoint_path(self.directory, step, num_shards=num_shards)
+        self._path = path = checkpoint_path(self.directory, step, self._shards)
         if not is_writer:
             return None
         content = {"step": step, "identity": vars(self._identity), "random_states": random_states}
@@ -269,22 +271,21 @@ class Checkpointing(Saves):
         return step
 
 
-def checkpoint_path(directory: Path, step: int, *, num_shards: int = 0) -> Path:
-    """Return the path of rank 0's file of the checkpoint after `step`."""
-    shards = f"-of-{num_shards:05d}" if num_shards else ""
+def checkpoint_path(directory: Path, step: int, shards: str = "") -> Path:
+    """Return the path of rank 0's file of the checkpoint after `step`. shards: `-a2-of-00016`, if any."""
     return directory / f"step-{step:08d}{shards}.pt"
 
 
 def shard_path(path: Path, rank: int) -> Path:
     """Return the path of a rank's file beside `path`, a sharded checkpoint's."""
-    step, _, num_shards = path.stem.partition("-of-")
-    return path.with_name(f"{step}.{rank:05d}-of-{num_shards}.distcp")
+    attempt, _, num_shards = path.stem.partition("-of-")
+    return path.with_name(f"{attempt}.{rank:05d}-of-{num_shards}.distcp")
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
     """Return rank 0's file of the newest checkpoint in `directory` with all of its files, if there is one."""
-    whole = (path for _, path in _files(directory) if path.suffix == ".pt" and _is_whole(path))
-    return max(whole, key=_step_of, default=None)
+    whole = [path for _, path in _files(directory) if path.suffix == ".pt" and _is_whole(path)]
+    return max(whole, key=lambda path: (_step_of(path), path.name), default=None)
 
 
 def newest_checkpoint(process: Process, directory: Path) -> Path | None:

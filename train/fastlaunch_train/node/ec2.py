@@ -40,6 +40,9 @@ from fastlaunch_train.node.protocol import (
     NodeProgram,
     NodeRun,
     Outcome,
+    checkpoint_key,
+    missing_files,
+    newest_checkpoint,
     program_from_json,
     skip_name,
     status,
@@ -123,8 +126,10 @@ class Ec2(Machine):
         self._pulled_s: float | None = None
         #: The image that containers start from.
         self._image = program.image
-        #: Checkpoints that lie in S3.
-        self._sent: set[str] = set()
+        #: Files of checkpoints that are held or in S3.
+        self._known: set[str] = set()
+        #: The first file of the last checkpoint with shards whose sending this node has begun, and when.
+        self._begun: dict[str, tuple[str, float]] = {}
         self._has_all_ended = threading.Event()
         self._sender: threading.Thread | None = None
         self._asked_s = 0.0
@@ -184,6 +189,7 @@ class Ec2(Machine):
         self._every(pause_s, "abort", lambda: bool(self._peers.look() and self.stop.reason))
         if program.is_spot:
             self._every(5, SPOT, self._look_for_notice)
+        self._every(2, "held", self._hold_checkpoints)
         self._sender = self._every(5, "checkpoints", self._send_checkpoints)
 
     def _heed_block(self, ends_at: str) -> None:
@@ -407,16 +413,18 @@ class Ec2(Machine):
         names = self._work_cli.names(f"{uri}/")
         if names is None:
             return False
-        saved = sorted(name for name in names if CHECKPOINT.fullmatch(name))
-        if not saved:
-            return True
+        saved = newest_checkpoint(names)
         folder = WORK / "out" / run_id / "checkpoints"
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._work_cli.copy(f"{uri}/{saved[-1]}", folder / ".part", limit_s=_LARGE_S):
-            return False
-        (folder / ".part").replace(folder / saved[-1])
-        self._sent.add(f"{run_id}/checkpoints/{saved[-1]}")
-        self.say(f"going on from {saved[-1]}")
+        for name in saved:
+            self._known.add(f"{run_id}/{name}")
+            if (folder / name).exists():
+                continue
+            if not self._work_cli.copy(f"{uri}/{name}", folder / ".part", limit_s=_LARGE_S):
+                return False
+            (folder / ".part").replace(folder / name)
+        if saved:
+            self.say(f"going on from {saved[0]}")
         return True
 
     def _options(self, number: int, run: NodeRun) -> list[str]:
@@ -491,40 +499,68 @@ class Ec2(Machine):
     def leave(self) -> None:
         self._peers.part()
 
+    def _hold_checkpoints(self) -> bool:
+        """Keep what training may remove before it is sent; return whether nothing more will come."""
+        has_all_ended = self._has_all_ended.is_set()
+        for folder in sorted((WORK / "out").glob("*/checkpoints")):
+            held = WORK / "held" / folder.parent.name
+            held.mkdir(parents=True, exist_ok=True)
+            files = checkpoints(folder, self._uploads.leave_out_file)
+            for path in (path for paths in files.values() for path in paths):
+                if (name := f"{held.name}/{path.name}") not in self._known:
+                    with suppress(FileNotFoundError, FileExistsError, NotRegular):
+                        hold(path, held / path.name, below=WORK)
+                        self._known.add(name)
+        return has_all_ended
+
     def _send_checkpoints(self) -> bool:
-        """Send what is not in S3 yet, one at a time; return whether nothing more will come."""
+        """Send what is not in S3 yet, one checkpoint at a time; return whether nothing more will come."""
         has_all_ended = self._has_all_ended.is_set()
         ended = {end.run_id for end in self.ends if end.ended_s is not None}
         is_waiting = False
-        for folder in sorted((WORK / "out").glob("*/checkpoints")):
-            for file in checkpoints(folder, self._uploads.leave_out_file)[-1:]:
-                run_id = folder.parent.name
-                key = f"{run_id}/checkpoints/{file.name}"
-                if key in self._sent:
-                    if run_id in ended:
-                        shutil.rmtree(folder, ignore_errors=True)
-                elif not self._send_checkpoint(file, key):
+        self._hold_checkpoints()
+        for held in sorted((WORK / "held").glob("*")):
+            for path in self._due(held, has_ended=held.name in ended):
+                key = f"{held.name}/checkpoints/{path.name}"
+                if not self._upload_cli.copy(path, f"{self.program.runs_uri}/{key}", limit_s=_LARGE_S):
                     is_waiting = True
+                    break
+                path.unlink()
+                self.say(f"sent {key}")
+            else:
+                if held.name in ended:
+                    shutil.rmtree(WORK / "out" / held.name / "checkpoints", ignore_errors=True)
         return has_all_ended and not is_waiting
 
-    def _send_checkpoint(self, file: Path, key: str) -> bool:
-        # A hard link keeps the file if training removes it meanwhile.
-        link = WORK / "sending"
-        try:
-            link.unlink(missing_ok=True)
-            hold(file, link, below=WORK)
-            if not self._upload_cli.copy(link, f"{self.program.runs_uri}/{key}", limit_s=_LARGE_S):
-                return False
-        except NotRegular:
-            self._uploads.leave_out_file(file)
-            return True
-        except FileNotFoundError:
-            return False
-        finally:
-            link.unlink(missing_ok=True)
-        self._sent.add(key)
-        self.say(f"sent {key}")
-        return True
+    def _due(self, held: Path, *, has_ended: bool) -> list[Path]:
+        """Return the files of a run to send now, and remove those of older checkpoints.
+
+        They are the newest one's. But nodes have to send their shards of the same one, however often training
+        saves: the node of rank 0 decides by sending the first file, and no other one's before all have sent
+        their shards.
+        """
+        here, (begun, begun_s) = checkpoints(held), self._begun.get(held.name, ("", 0.0))
+        firsts = [key for key, paths in here.items() if CHECKPOINT.fullmatch(paths[0].name)]
+        is_sharded = any(attempt for _, attempt in here)
+        keys = firsts[-1:]
+        if here and is_sharded and not has_ended:
+            names = self._upload_cli.names(f"{self.program.runs_uri}/{held.name}/checkpoints/")
+            if names is None:
+                return []
+            first_keys = {checkpoint_key(name) for name in names if CHECKPOINT.fullmatch(name)}
+            is_begun = begun in names and self.uptime_s() - begun_s < _LARGE_S
+            if not firsts or (is_begun and checkpoint_key(begun) in here):
+                keys = [key for key in here if key in first_keys][-1:]
+            elif is_begun and missing_files(begun, names):
+                keys = []
+        elif not firsts:
+            keys = [*reversed(here)]
+        if keys and keys == firsts[-1:]:
+            self._begun[held.name] = (here[keys[0]][0].name, self.uptime_s())
+        for key in here if keys else ():
+            for path in here[key] if key < keys[-1] else ():
+                path.unlink()
+        return [path for key in keys for path in here[key]]
 
     # The end
 

@@ -80,8 +80,11 @@ _MAX_PART_BYTES, _MAX_PATH_BYTES = 240, 700
 MAX_OUTPUT_FILE_BYTES, MAX_OUTPUT_BYTES, MAX_OUTPUT_FILES = 2**30, 200 * 2**30, 10_000
 #: The most links, pipes and the like that the last word names.
 MAX_NAMES_LEFT_OUT = 20
-#: A checkpoint of a training, or of a script.
-CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})\.(pt|tar)")
+#: A checkpoint of a training, or of a script; or rank 0's file of one with a further file for each rank.
+CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})(-a(?P<attempt>\d{1,6})-of-(?P<shards>\d{5}))?\.(pt|tar)")
+_SHARD = re.compile(
+    r"step-(?P<step>\d{8,})-a(?P<attempt>\d{1,6})\.(?P<rank>\d{5})-of-(?P<shards>\d{5})\.distcp"
+)
 SEGMENT = re.compile(r"(?P<name>.+)\.(?P<offset>\d{12})")
 #: Where a job finds each of its inputs, in a folder of the input's name.
 INPUTS = "/opt/ml/input/data"
@@ -144,6 +147,29 @@ def is_output_file(name: str) -> bool:
 def output_folder(name: str, attempt: int) -> str:
     """Return the local folder for one of `OUTPUT_FOLDERS`: each attempt has its own."""
     return name if attempt == 1 else f"{name}-attempt-{attempt}"
+
+
+def checkpoint_key(name: str) -> tuple[int, int] | None:
+    """Return the step and attempt of a checkpoint's file; None for others. A lone file's attempt is 0."""
+    match = CHECKPOINT.fullmatch(name) or _SHARD.fullmatch(name)
+    return (int(match["step"]), int(match["attempt"] or 0)) if match else None
+
+
+def missing_files(name: str, names: Iterable[str]) -> set[str]:
+    """Return the files of the checkpoint whose first file is `name` that are not among `names`."""
+    match = CHECKPOINT.fullmatch(name)
+    first, num = name.partition("-of-")[0], match and match["shards"]
+    files = {name, *(f"{first}.{rank:05d}-of-{num}.distcp" for rank in range(int(num or 0)))}
+    return files.difference(names)
+
+
+def newest_checkpoint(names: Iterable[str]) -> list[str]:
+    """Return the files of the newest checkpoint that is complete among `names`, the first one first."""
+    names = set(names)
+    whole = [name for name in names if CHECKPOINT.fullmatch(name) and not missing_files(name, names)]
+    key = max((checkpoint_key(name) or (0, 0) for name in whole), default=None)
+    # The first file sorts before those of the ranks.
+    return sorted(name for name in names if key and checkpoint_key(name) == key)
 
 
 def input_environment(names: Iterable[str]) -> dict[str, str]:

@@ -51,6 +51,8 @@ from fastlaunch_train.node.protocol import (
     Outcome,
     RunEnd,
     boot_name,
+    checkpoint_key,
+    newest_checkpoint,
     now,
     program_from_json,
     status,
@@ -179,7 +181,11 @@ class SageMaker(Machine):
         )
         for run in self.program.runs:
             # All checkpoints stay in S3, and SageMaker has brought all of them here.
-            remove_older(root, run.run_id, 1)
+            saved = [*(root / run.run_id / "checkpoints").glob("step-*")]
+            kept = newest_checkpoint(path.name for path in saved)
+            for path in saved:
+                if checkpoint_key(path.name) and path.name not in kept:
+                    path.unlink()
         self._uploads.start()
         # The check comes once all have joined, since the others wait for a host that is missing.
         has_joined = self._hosts.join(lambda: self.stop.reason is not None)
@@ -248,13 +254,21 @@ class SageMaker(Machine):
         self._attempt = max(self.program.attempt, 1 + last_attempt(root, run.run_id))
         output.mkdir(parents=True)
         log.mkdir(parents=True)
-        left = checkpoints(root / run.run_id / "checkpoints")[-1:]
-        for path in left:
-            self.say(f"run {run.run_id}: going on from {path.name}")
-            _link_or_copy(path, output / "checkpoints" / path.name)
+        saved = root / run.run_id / "checkpoints"
+        left = newest_checkpoint(path.name for path in saved.glob("step-*"))
+        for name in left:
+            _link_or_copy(saved / name, output / "checkpoints" / name)
+        if left:
+            self.say(f"run {run.run_id}: going on from {left[0]}")
         if run.is_script:
             self._uploads.script_starts(run.run_id)
-        command = ["/bin/bash", str(self._entrypoint), "--output", str(output), *["--resume"][: len(left)]]
+        command = [
+            "/bin/bash",
+            str(self._entrypoint),
+            "--output",
+            str(output),
+            *(["--resume"] if left else []),
+        ]
         return ProcessTraining(
             [*command, *run.arguments],
             log=log / LOG,
@@ -345,17 +359,16 @@ class SageMaker(Machine):
     def _take_checkpoints(self) -> None:
         for folder in sorted((self.work_folder / "out").glob("*/checkpoints")):
             run_id, here = folder.parent.name, checkpoints(folder, self._uploads.leave_out_file)
-            there = checkpoints(self._shelf.root / run_id / "checkpoints")
+            shelved = self._shelf.root / run_id / "checkpoints"
+            newest = max(checkpoints(shelved), default=(0, 0))
             # The checkpoint that training resumes from is there already, and must stay here until it is read.
-            if not here or (there and here[-1].name <= there[-1].name):
-                continue
-            # Training may remove it meanwhile, once it is older than the newest two.
-            with suppress(FileNotFoundError):
-                self._shelf.move(here[-1], f"{run_id}/checkpoints/{here[-1].name}")
-                self.say(f"run {run_id}: {here[-1].name}")
-                for path in here[:-1]:
-                    path.unlink(missing_ok=True)
-                remove_older(self._shelf.root, run_id, KEPT_CHECKPOINTS)
+            for path in (path for key, paths in here.items() if key >= newest for path in paths):
+                # Training may remove it meanwhile, once it is older than the newest two.
+                with suppress(FileNotFoundError):
+                    if not (shelved / path.name).exists():
+                        self._shelf.move(path, f"{run_id}/checkpoints/{path.name}")
+                        self.say(f"run {run_id}: {path.name}")
+            remove_older(self._shelf.root, run_id, KEPT_CHECKPOINTS)
 
     # The end
 
@@ -450,8 +463,9 @@ def write_failure(path: Path, text: str) -> None:
 
 def remove_older(root: Path, run_id: str, num_kept: int) -> None:
     """Remove all but the run's newest checkpoints from this disk; in S3 they stay."""
-    for path in checkpoints(root / run_id / "checkpoints")[:-num_kept]:
-        path.unlink(missing_ok=True)
+    for paths in [*checkpoints(root / run_id / "checkpoints").values()][:-num_kept]:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def last_attempt(root: Path, run_id: str) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from fastlaunch_train.node.commands import Clock
 from fastlaunch_train.node.outputs import NotRegular, is_regular, opened
 from fastlaunch_train.node.protocol import (
-    CHECKPOINT,
     GPU_USE,
     LOG,
     MAX_NAMES_LEFT_OUT,
@@ -28,6 +27,7 @@ from fastlaunch_train.node.protocol import (
     OUTPUT,
     OUTPUT_FOLDERS,
     RECORD,
+    checkpoint_key,
     is_output_file,
     output_folder,
     segment_name,
@@ -358,16 +358,22 @@ def before_end(data: bytes) -> bytes:
     return whole[:last] if b'"kind":"end"' in whole[last:] else whole
 
 
-def checkpoints(folder: Path, leave_out: Callable[[Path], None] = lambda _: None) -> list[Path]:
-    """Return the complete checkpoints of a folder, oldest first, without SageMaker's marks beside them.
+def checkpoints(
+    folder: Path, leave_out: Callable[[Path], None] = lambda _: None
+) -> dict[tuple[int, int], list[Path]]:
+    """Return this machine's files of each checkpoint in a folder, oldest first, rank 0's file first.
 
-    leave_out: called with what is named like a checkpoint, or their folder, but is no regular file or folder.
+    They are complete; other machines may have further ones. leave_out: called with what is named like such a
+    file, or their folder, but is no regular file or folder.
     """
     if folder.is_symlink():
         leave_out(folder)
-        return []
-    named = sorted(path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name))
-    for path in named:
-        if not is_regular(path):
+        return {}
+    files: dict[tuple[int, int], list[Path]] = {}
+    for path in sorted(folder.glob("step-*")):
+        key = checkpoint_key(path.name)
+        if key and is_regular(path):
+            files.setdefault(key, []).append(path)
+        elif key:
             leave_out(path)
-    return [path for path in named if is_regular(path)]
+    return dict(sorted(files.items()))

@@ -155,6 +155,7 @@ def train_session(session: Session, interrupts: Interrupts) -> int:
         stepper=stepper,
         evaluations=evaluations,
         phase=phase,
+        attempt=session.attempt,
     )
     if options.checkpoint_every:
         best = evaluations is not None and evaluations.keep_best
