@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from instance_network import Wire, listen_inside
 from moto_server import MotoServer
 from node_scene import code_bundle
 from server_client import server_client
@@ -32,7 +34,7 @@ class SimulatedTrainingJob:
 
     folder: an empty one of its own. training: `real` or `fake`. volume_mib: size of every host's volume.
     mounts: whether /opt/ml is one mount (`whole`) or each of its folders is (`each`). environment: besides
-    the request's.
+    the request's. web: a server that its containers reach, besides AWS, as this machine does.
     """
 
     def __init__(
@@ -45,8 +47,12 @@ class SimulatedTrainingJob:
         volume_mib: int = 4096,
         mounts: str = "each",
         environment: Mapping[str, str] | None = None,
+        web: tuple[str, int] | None = None,
     ) -> None:
         self._moto = moto
+        aws = urlsplit(moto.url)
+        assert aws.hostname is not None and aws.port is not None
+        self._reached = [(aws.hostname, aws.port), *([web] if web else [])]
         self.name = name
         self._folder = folder
         self._host_options: dict[str, Any] = {
@@ -82,6 +88,8 @@ class SimulatedTrainingJob:
             stdout=subprocess.PIPE,
         )
         assert self._network.stdout is not None and self._network.stdout.readline() == b"up\n"
+        listening = listen_inside(self._network.pid, self._reached)
+        self._wires = [Wire(inside, server) for inside, server in zip(listening, self._reached, strict=True)]
         self._thread.start()
         return self
 
@@ -114,6 +122,8 @@ class SimulatedTrainingJob:
         self._asked = "close"
         if self._thread.ident is not None:
             self._thread.join(timeout=30)
+            for wire in self._wires:
+                wire.close()
             self._network.kill()
             self._network.wait()
             assert self._network.stdout is not None
@@ -224,7 +234,13 @@ class SimulatedTrainingJob:
     def _container(self) -> Container:
         request = self._request
         algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
-        environment = {"TRAINING_JOB_NAME": self.name, **request["Environment"], **self._environment}
+        # The credentials of the job's role.
+        role = {
+            "AWS_ACCESS_KEY_ID": "job",
+            "AWS_SECRET_ACCESS_KEY": "job",
+            "AWS_ENDPOINT_URL": self._moto.url,
+        }
+        environment = {"TRAINING_JOB_NAME": self.name, **role, **request["Environment"], **self._environment}
         command: Sequence[str] = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
         channels = {one["ChannelName"]: self._files(one) for one in request.get("InputDataConfig", ())}
         return Container(
