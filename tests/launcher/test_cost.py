@@ -135,6 +135,18 @@ def test_checkpoints_come_once_in_every_so_much_training_and_evaluations_so_ofte
     assert interval(cost.usd) == pytest.approx((1071, 21 + 1.05 * 900, 21 + 1.05 * 1250))
 
 
+def test_a_job_s_own_checkpoints_take_what_one_was_measured_to_take() -> None:
+    """100 steps, and 25 s each were measured; on spot their writing beside the steps is no cost."""
+    training = replace(TRAINING, account=ACCOUNT, samples_per_step=1000)
+    for every, expected in ((50, 50), (10, 250), (0, 0)):
+        job = replace(training, checkpoint_every=every)
+        (part,) = (p for p in cost_of(job, ON_DEMAND, assumptions=NOTHING).parts if p.name == "checkpoints")
+        assert part.seconds and (part.seconds.value, part.evidence) == (expected, training.rate.evidence)
+    unknown = replace(TRAINING, samples_per_step=1000, checkpoint_every=50)
+    (part,) = (p for p in cost_of(unknown, ON_DEMAND, assumptions=NOTHING).parts if p.name == "checkpoints")
+    assert part.seconds and (part.seconds.value, part.evidence) == (2 * NOTHING.checkpoint_s, "assumed")
+
+
 def test_two_inputs_with_an_interval_are_independent() -> None:
     training = replace(TRAINING, samples=Interval(value=100_000, low=90_000, high=120_000))
     hours = cost_of(training, ON_DEMAND, assumptions=NOTHING).hours
@@ -286,6 +298,17 @@ def test_spot_s_checkpoints_come_at_young_s_interval_unless_it_is_given() -> Non
     assert cost.checkpoint_every_s == pytest.approx(young_interval_s(8, 0.5))
     given = replace(NOTHING, checkpoint_every_s=300, given=frozenset({"checkpoint_every_s"}))
     assert cost_of(TRAINING, ON_SPOT, assumptions=given).checkpoint_every_s == 300
+
+
+def test_spot_s_checkpoints_are_never_closer_than_one_is_written() -> None:
+    def every_s(beside_s: float) -> float | None:
+        saving = Repeated(s_per_step=0.08, every=100, beside_s=beside_s)
+        account = replace(ACCOUNT, between={**ACCOUNT.between, "checkpoints": saving})
+        training = replace(TRAINING, account=account, samples_per_step=1000)
+        return cost_of(training, ON_SPOT, assumptions=NOTHING).checkpoint_every_s
+
+    assert every_s(30) == every_s(0) == pytest.approx(young_interval_s(8, 0.5))
+    assert every_s(4000) == 4000
 
 
 def test_spot_without_checkpoints_is_refused_beyond_the_mean_time_to_a_loss() -> None:

@@ -441,6 +441,20 @@ def test_what_was_done_again_after_a_resume_counts_once_as_it_was_then(tmp_path:
     assert (summary.checkpoints.last_step, summary.checkpoints.longest_s) == (200, 40.0)
 
 
+def test_a_checkpoint_costs_what_the_steps_stood_still_for(tmp_path: Path) -> None:
+    """The copy, and the wait for the one before; its writing takes longer, beside the steps."""
+
+    def phase(name: str, step: int, seconds: float) -> Phase:
+        return Phase(name=name, seconds=seconds, step=step)
+
+    first = [phase("checkpoint", 50, 2.0), phase("checkpoint", 50, 1.0), phase("checkpoint-write", 50, 30.0)]
+    second = [phase("checkpoint", 100, 2.0), phase("checkpoint-write", 100, 10.0)]
+    write_run(tmp_path, steps=100, phases=[*first, *second])
+    checkpoints = summarize(read_all(tmp_path.iterdir())).checkpoints
+    assert (checkpoints.total_s, checkpoints.number, checkpoints.last_step) == (5.0, 2, 100)
+    assert (checkpoints.longest_s, checkpoints.write_s) == (32.0, 20.0)
+
+
 def test_a_check_that_failed_anywhere_has_failed(tmp_path: Path) -> None:
     good, bad = (
         Check(name="isolation", passed=True, value=0.1),

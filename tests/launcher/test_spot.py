@@ -51,6 +51,7 @@ def test_time_with_slow_checkpoints_is_dalys_complete_model() -> None:
 
 def test_a_checkpoint_at_the_notice_saves_all_work() -> None:
     assert QUICK.saves_at_notice and not SLOW.saves_at_notice
+    assert not replace(QUICK, write_s=41).saves_at_notice
     assert expected_spot(QUICK, MARKET).rework_s == 0 < expected_spot(SLOW, MARKET).rework_s
 
 

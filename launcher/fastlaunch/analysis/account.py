@@ -26,6 +26,7 @@ class Repeated:
     s_per_step: float
     once_s: float = 0.0  # seconds that any job takes for it, such as scoring test data at the end
     every: float | None = None  # mean steps from one to the next; None if it came only at the end
+    beside_s: float = 0.0  # seconds of each that pass beside the steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +153,7 @@ def _checkpoints(run: RunSummary) -> Repeated | None:
     return Repeated(
         s_per_step=run.checkpoints.total_s / run.checkpoints.last_step,
         every=run.checkpoints.last_step / run.checkpoints.number,
+        beside_s=run.checkpoints.write_s or 0.0,
     )
 
 
@@ -164,4 +166,5 @@ def _mean_repeated(parts: Sequence[Repeated | None]) -> Repeated | None:
         s_per_step=sum(part.s_per_step for part in known) / len(known),
         once_s=sum(part.once_s for part in known) / len(known),
         every=sum(periods) / len(periods) if len(periods) == len(known) else None,
+        beside_s=sum(part.beside_s for part in known) / len(known),
     )

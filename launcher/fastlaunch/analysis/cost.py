@@ -72,7 +72,7 @@ class Assumptions:
     warmup_s: float = _assumed(2.0, "by how much the first steps are slower, together", _SHIPPED)
     evaluation_s: float = _assumed(0.0, "one evaluation on held-out data", _NEVER_MEASURED)
     evaluations: float = _assumed(0.0, "how many of them", "none is asked for")
-    checkpoint_s: float = _assumed(30.0, "writing one checkpoint", _NEVER_MEASURED)
+    checkpoint_s: float = _assumed(5.0, "for which the steps stop for one checkpoint", _NEVER_MEASURED)
     checkpoint_every_s: float = _assumed(0.0, "from one to the next; 0 for none", "none is asked for")
     scaling: float = _assumed(
         1.0,
@@ -174,10 +174,25 @@ class Training:
     account: Account | None = None
     samples_per_step: float = 1.0  # over all nodes, as in the account
     compiles: bool = True  # whether to assume compile time if it was not measured
+    checkpoint_every: int | None = None  # steps, 0 for none; None: as in similar runs
+
+    @property
+    def saving(self) -> tuple[float, float] | None:
+        """The seconds for which a checkpoint stops the steps, and is written beside them, as measured."""
+        measured = self.account.between["checkpoints"] if self.account else None
+        if measured is None or measured.every is None:
+            return None
+        return measured.s_per_step * measured.every, measured.beside_s
 
 
 def training_of(
-    rate: Rate, recipe: Recipe | str, samples: Interval, *, num_nodes: int, global_batch: float
+    rate: Rate,
+    recipe: Recipe | str,
+    samples: Interval,
+    *,
+    num_nodes: int,
+    global_batch: float,
+    checkpoint_every: int | None = None,
 ) -> Training:
     """Return the training of `samples` at the rate. global_batch: used if the runs do not record one."""
     return Training(
@@ -187,6 +202,7 @@ def training_of(
         account=account_of_row(rate.row) if rate.row else None,
         samples_per_step=samples_per_step(rate.row.group) if rate.row else global_batch,
         compiles=isinstance(recipe, str) or recipe.compiles,  # a script may
+        checkpoint_every=checkpoint_every,
     )
 
 
@@ -555,7 +571,14 @@ def _lines(training: Training, assumptions: Assumptions, steps_only: bool) -> li
     for name, (fixed_s, per_step_time) in assumed.items():
         keys = _FIELDS[name]
         measured = account.between[name] if account else None
-        if measured is not None and not given.intersection(keys):
+        every = training.checkpoint_every if name == "checkpoints" else None
+        if every is not None and not given.intersection(keys):
+            saving, num_samples = training.saving, every * training.samples_per_step
+            seconds = saving[0] if saving else assumptions.checkpoint_s
+            assumed_by: tuple[PartEvidence, str] = ("assumed", assumptions.source("checkpoint_s"))
+            how = known if saving else assumed_by
+            lines.append(_Line(name, 0.0, seconds / num_samples if every else 0.0, 0.0, *how))
+        elif measured is not None and not given.intersection(keys):
             per_sample_s = measured.s_per_step / training.samples_per_step
             lines.append(_Line(name, measured.once_s, per_sample_s, 0.0, *known))
         else:
@@ -673,7 +696,9 @@ def _on_spot(
     before = [waiting, *by_name.values()]
     assert not any(line.per_sample_s or line.per_step_time for line in before), "losses repeat what recurs"
     start_s = sum(line.fixed_s for line in before) - waiting.fixed_s
-    checkpoint_s, every_s, how_often = _checkpoints(training, assumptions, market.losses_per_hour.value)
+    checkpoint_s, write_s, every_s, how_often = _checkpoints(
+        training, assumptions, market.losses_per_hour.value
+    )
     # SageMaker promises no notice and bills every second.
     terms = {"notice_s": 0.0, "free_within_s": 0.0} if purchase.price.service == "sagemaker" else {}
 
@@ -683,6 +708,7 @@ def _on_spot(
             work_s=samples * (s_per_sample + evaluations.per_sample_s) + evaluations.fixed_s,
             restart_s=assumptions.restart_s or start_s,
             checkpoint_s=checkpoint_s,
+            write_s=write_s,
             every_s=every_s,
             num_nodes=training.num_nodes,
         )
@@ -757,20 +783,24 @@ def _on_spot(
 
 def _checkpoints(
     training: Training, assumptions: Assumptions, losses_per_hour: float
-) -> tuple[float, float | None, str]:
-    """Return seconds per checkpoint on spot, work between two (None without checkpoints), and the source."""
+) -> tuple[float, float, float | None, str]:
+    """Return, on spot, how long a checkpoint stops the steps, and is written beside them, and the source.
+
+    The third value is the work between two; None without checkpoints.
+    """
     from fastlaunch.analysis.spot import young_interval_s
 
-    measured = training.account.between["checkpoints"] if training.account else None
-    seconds = assumptions.checkpoint_s
-    if measured and measured.every and "checkpoint_s" not in assumptions.given:
-        seconds = measured.s_per_step * measured.every
+    seconds, write_s = assumptions.checkpoint_s, 0.0
+    if (measured := training.saving) and "checkpoint_s" not in assumptions.given:
+        seconds, write_s = measured
     if "checkpoint_every_s" in assumptions.given:
-        return seconds, assumptions.checkpoint_every_s or None, "as given"
+        return seconds, write_s, assumptions.checkpoint_every_s or None, "as given"
     every_s = young_interval_s(seconds, losses_per_hour, training.num_nodes)
     if math.isinf(every_s):
-        return seconds, None, "none: nothing is lost"
-    return seconds, every_s, f"every {every_s / 60:.3g} min of work: Young's interval"
+        return seconds, write_s, None, "none: nothing is lost"
+    # The next one waits until this one is written.
+    every_s = max(every_s, write_s)
+    return seconds, write_s, every_s, f"every {every_s / 60:.3g} min of work: Young's interval"
 
 
 def _exactly(value: float) -> Interval:

@@ -86,8 +86,9 @@ class SpotJob:
 
     work_s: float  # of steps and evaluations, without checkpoints
     restart_s: float  # from a new machine to its first new step: boot, pull, compile, loading
-    checkpoint_s: float  # to write one
+    checkpoint_s: float  # for which the steps stand still while one is saved
     every_s: float | None  # work between two checkpoints; None: none is written
+    write_s: float = 0.0  # to write one after that, beside the steps
     num_nodes: int = 1
     notice_s: float = NOTICE_S  # that EC2 gives; 0 on SageMaker, which promises none
     free_within_s: float = HOUR_S  # a machine lost this early is not billed; 0 on SageMaker
@@ -95,7 +96,8 @@ class SpotJob:
     @property
     def saves_at_notice(self) -> bool:
         """Whether a checkpoint fits between notice and end, with half of the time for the upload."""
-        return self.every_s is not None and self.notice_s > 0 and self.checkpoint_s <= self.notice_s / 2
+        saved_s = self.checkpoint_s + self.write_s
+        return self.every_s is not None and self.notice_s > 0 and saved_s <= self.notice_s / 2
 
     @property
     def run_s(self) -> float:

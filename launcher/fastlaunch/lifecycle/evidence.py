@@ -324,7 +324,10 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
         batch = kind.batch_size * kind.num_gpus
         samples = Interval(value=float(kind.steps * batch))
         training = training_of(
-            rate, kind.recipe, samples, num_nodes=kind.num_nodes, global_batch=float(batch)
+            *(rate, kind.recipe, samples),
+            num_nodes=kind.num_nodes,
+            global_batch=float(batch),
+            checkpoint_every=kind.checkpoint_every,
         )
         num_runs = sum(job.without_seed == kind for job in jobs)
         for number in range(num_runs):

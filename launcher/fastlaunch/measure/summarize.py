@@ -47,6 +47,7 @@ from fastlaunch_train.records.records import (
     SCRIPT_PHASE,
     STEP_PARTS,
     UNRECORDED_PHASE,
+    WRITE_PHASE,
     Check,
     Eval,
 )
@@ -334,14 +335,21 @@ def checkpoints_of(attempts: Attempts) -> Checkpoints:
     """Return the time of the run's checkpoints; a repeated checkpoint counts once in the total."""
     longest_s = -math.inf
     seconds: dict[int, float] = {}
+    written: dict[int, float] = {}
     for ranks, last_step in _chain(attempts):
         of_attempt: dict[int, float] = {}
         for record in ranks:
             of_rank: dict[int, float] = {}
+            # A copy, perhaps a wait until it is written, and the writing itself are lines of their own.
+            copied_s: dict[int, float] = {}
             for phase in record.phases:
-                if phase.name != "checkpoint" or not math.isfinite(phase.seconds):
+                if phase.name not in ("checkpoint", WRITE_PHASE) or not math.isfinite(phase.seconds):
                     continue
-                longest_s = max(longest_s, phase.seconds)
+                if phase.name == WRITE_PHASE:
+                    longest_s = max(longest_s, copied_s.get(phase.step, 0.0) + phase.seconds)
+                    written[phase.step] = max(written.get(phase.step, 0.0), phase.seconds)
+                    continue
+                longest_s = max(longest_s, copied_s.setdefault(phase.step, phase.seconds))
                 if phase.step <= last_step:
                     of_rank[phase.step] = of_rank.get(phase.step, 0.0) + phase.seconds
             of_attempt = {
@@ -351,6 +359,7 @@ def checkpoints_of(attempts: Attempts) -> Checkpoints:
     return Checkpoints(
         longest_s=longest_s if math.isfinite(longest_s) else None,
         total_s=sum(seconds.values()) if seconds else None,
+        write_s=sum(written.values()) / len(written) if written else None,
         number=len(seconds),
         last_step=max(seconds, default=None),
     )

@@ -156,8 +156,9 @@ class Startup:
 class Checkpoints:
     """The checkpoints of a run, each as on its slowest rank."""
 
-    longest_s: float | None = None  # None if there was none
-    total_s: float | None = None  # None of older records too
+    longest_s: float | None = None  # from beginning one until it was written; None if there was none
+    total_s: float | None = None  # for which the steps stood still; None of older records too
+    write_s: float | None = None  # a mean, of writing one beside the steps; None where they waited for it
     number: int = 0
     last_step: int | None = None
 
