@@ -191,6 +191,33 @@ def test_the_expected_cost_is_that_of_estimate_with_its_evidence(
     assert "probably $2.5" in cost_of(capsys, "--recipe", "bf16", "--repeats", "2")
 
 
+def test_epochs_of_a_file_that_travels_are_counted_by_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1,000 chats of 4,096 bytes each are 1,000 samples of a built-in shape, and 250 with a tokenizer."""
+    chat = [{"role": "user", "content": "x" * 1096}, {"role": "assistant", "content": "é" * 1500}]
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps({'messages': chat})}\n" * 1000)
+    (tmp_path / "tune.txt").write_text("transformers\npeft\n")
+    monkeypatch.chdir(tmp_path)
+    needs = ("--requirements", "tune.txt", "--requirements-from-index", "--data", "train.jsonl")
+    lora = ("--workload", "hf-lora:llama-3.1-8b", "--recipe", "compile", "--batch-size", "1", *needs)
+
+    def expected(*argv: str) -> dict[str, Any]:
+        return plan_of(capsys, *lora, *argv)["expected"]  # type: ignore[no-any-return]
+
+    assert expected("--epochs", "16") == {
+        **expected("--steps", "2000"),
+        "bytes_per_token": {"value": 1.0, "low": None, "high": None},
+    }
+    tokenizer = ("--tokenizer", "meta-llama/Llama-3.1-8B")
+    by_tokenizer, by_steps = expected("--epochs", "64", *tokenizer), expected("--steps", "2000", *tokenizer)
+    assert by_tokenizer["usd"]["value"] == pytest.approx(by_steps["usd"]["value"])
+    low, value, high = (by_tokenizer["usd"][name] for name in ("low", "value", "high"))
+    assert low < by_steps["usd"]["low"] < value < by_steps["usd"]["high"] < high
+    words = cost_of(capsys, *lora, "--instance", "p5.48xlarge", "--epochs", "64", *tokenizer)
+    assert "Epochs are counted at 4 bytes of text a token (3 to 5)." in words
+
+
 def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--purchase", "spot", "--max-price", "20.5", "--checkpoint-every", "50")
     plan = plan_of(capsys, *argv)

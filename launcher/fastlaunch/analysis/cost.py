@@ -293,6 +293,7 @@ class Expected:
     usd: Interval
     assumed_s: Mapping[str, float]  # as of `Cost`
     jobs: tuple[ExpectedJob, ...]
+    bytes_per_token: Interval | None = None  # of text, by which epochs were counted; None for steps
 
 
 def together(parts: Sequence[Interval]) -> Interval:

@@ -20,7 +20,7 @@ from fastlaunch.jobs.job import Variant
 from fastlaunch.jobs.option_rules import LOCAL_DATA, given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch_train.node.protocol import INPUTS
-from fastlaunch_train.records.rows import FORMATS, RowError, is_rows_file, read_bytes, read_rows
+from fastlaunch_train.records.rows import FORMATS, Part, RowError, is_rows_file, read_bytes, read_rows
 from fastlaunch_train.workloads.registry import WorkloadInfo, names_folder
 
 DATA_SOURCES = ("synthetic", "loader", "folder:PATH", "file:PATH")
@@ -58,6 +58,15 @@ class DataFile:
             raise UserError(f"{self.path} changed meanwhile", "submit again, and leave it as it is")
         return content
 
+    @property
+    def num_bytes_of_text(self) -> int:
+        """How much of it is trained on, in bytes: of JSON Lines the texts, chats without their template."""
+        content = read_bytes(self.path)
+        if not is_rows_file(self.path):
+            return len(content)
+        rows = read_rows(self.path, content)
+        return sum(_length(part) for row in rows for part in (row.prompt, row.completion) if part)
+
     def stored(self, prefix: str) -> CodeBundle:
         """Return where it lies in a bucket."""
         return CodeBundle(key=code_key(prefix, f"{self.sha256}/{self._name}"), sha256=self.sha256)
@@ -86,6 +95,13 @@ def data_file(data: str, options: Options) -> DataFile | None:
         )
     sha256 = hashlib.sha256(_content(path)).hexdigest()
     return DataFile(path=path, sha256=sha256, num_bytes=num_bytes)
+
+
+def _length(part: Part) -> int:
+    """Return the bytes of a text, or of what is said in a chat."""
+    if isinstance(part, str):
+        return len(part.encode())
+    return sum(len(str(message["content"] or "").encode()) for message in part)
 
 
 def _content(path: Path) -> bytes:

@@ -348,6 +348,10 @@ def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minut
     hours = f"{hours_text(expected.hours.value)}{range_in_brackets(expected.hours, hours_text)}"
     parts = [f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in expected.assumed_s.items()]
     guess = f" This assumes {', '.join(parts)}, which no range includes." if parts else ""
+    if (size := expected.bytes_per_token) and size.low:
+        guess += (
+            f" Epochs are counted at {size.value:g} bytes of text a token ({size.range_text('{:g}'.format)})."
+        )
     return (
         f"expected: probably {usd} in {hours}{runs}, from boot to the end.{guess}{too_long}"
         f" Step times: {times}."
@@ -369,6 +373,7 @@ def expected_json(expected: "Expected | str") -> dict[str, Any]:
         "usd": vars(expected.usd),
         "hours": vars(expected.hours),
         "assumed_s": dict(expected.assumed_s),
+        "bytes_per_token": expected.bytes_per_token and vars(expected.bytes_per_token),
         "jobs": [
             {
                 "job": job.name,

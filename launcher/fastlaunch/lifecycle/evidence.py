@@ -30,12 +30,13 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import counted, utc_day
+from fastlaunch.jobs.data_sources import DataFile
 from fastlaunch.jobs.job import Job
 from fastlaunch.lifecycle.model_size import model_size
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.published import shipped_runs, shipped_workloads
 from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
-from fastlaunch_train.workloads.registry import function_arguments
+from fastlaunch_train.workloads.registry import SHAPES, function_arguments, workload_info
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 #: JPEGs of 500 x 375 pixels that a CPU decodes, resizes and normalises a second, by tests/benchmarks/
 #: jpeg_decode.py on one CPU of an AMD EPYC at 2.6 GHz, on 27 November 2026.
 JPEGS_PER_VCPU_S = 330
+#: What tokenizers of 32,000 to 150,000 entries make of English and of code: a rule of thumb, not measured.
+_BYTES_PER_TOKEN = Interval(value=4.0, low=3.0, high=5.0)
 
 
 def measured_runs(
@@ -269,10 +272,12 @@ def _identity(summary: RunSummary) -> Hashable:
     return summary.setup.recipe, summary.setup.num_gpus, summary.timing, summary.figures
 
 
-def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
+def expected(
+    context: World, jobs: Sequence[Job], site: Site, *, data: DataFile | None = None
+) -> Expected | str:
     """Return the jobs' expected time and cost at the site, or the reason why they are unknown.
 
-    Warn of batches that probably do not fit in the memory of the site's GPUs.
+    Warn of batches that probably do not fit in the memory of the site's GPUs. data: the file that travels.
     """
     from fastlaunch.report.cost import beside_assumed
 
@@ -295,6 +300,7 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
     totals: list[Cost] = []
     named: list[ExpectedJob] = []
     unknown: list[str] = []
+    bytes_per_token: Interval | None = None
     for kind in dict.fromkeys(job.without_seed for job in jobs):
         name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
         query, rows = _query(kind, site), known[kind.workload, kind.inputs.sequence_length]
@@ -313,16 +319,17 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
             )
         # Another model than the workload's own, and a batch that is searched for, are of unknown speed.
         rate = None
-        if kind.batch_size and kind.steps and kind.inputs.model is None:
+        samples = _samples(kind, data)
+        if kind.batch_size and samples and kind.inputs.model is None:
             rate = rows.finder(subject).rate(query)
         if rate is None or isinstance(rate, str):
             unknown.append(f"{name}{f' ({rate})' if rate else ''}")
             continue
-        assert kind.steps and kind.batch_size
+        assert samples and kind.batch_size
+        bytes_per_token = bytes_per_token or (None if kind.steps else _bytes_per_token(kind))
         if limit := _decoding_limit(kind, site, rate.samples_per_s.value, subject.unit):
             context.report(as_warning(f"{name}: {limit}"))
         batch = kind.batch_size * kind.num_gpus
-        samples = Interval(value=float(kind.steps * batch))
         training = training_of(
             *(rate, kind.recipe, samples),
             num_nodes=kind.num_nodes,
@@ -335,7 +342,7 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
             totals.append(cost_of(training, bought, assumptions=assumptions))
         step_time_s = batch / rate.samples_per_s.value
         named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
-    if all(job.epochs is not None for job in jobs):
+    if not named and all(_samples(job, data) is None for job in jobs):
         return "how many steps an epoch has is known when the data are read"
     if unknown:
         more = f", nor of {len(unknown) - 2} more of these" if len(unknown) > 2 else ""
@@ -348,7 +355,33 @@ def expected(context: World, jobs: Sequence[Job], site: Site) -> Expected | str:
         assumed_s.update(cost.assumed_s)
     if beside_assumed(hours, sum(assumed_s.values()) / SECONDS_PER_HOUR).high is None:
         hours, usd = Interval(value=hours.value), Interval(value=usd.value)
-    return Expected(hours=hours, usd=usd, assumed_s=dict(assumed_s), jobs=tuple(named))
+    return Expected(
+        hours=hours,
+        usd=usd,
+        assumed_s=dict(assumed_s),
+        jobs=tuple(named),
+        bytes_per_token=bytes_per_token,
+    )
+
+
+def _samples(job: Job, data: DataFile | None) -> Interval | None:
+    """Return how many samples the job trains on; None for epochs of data that are not here, or not text."""
+    if job.steps and job.batch_size:
+        return Interval(value=float(job.steps * job.batch_size * job.num_gpus))
+    info = workload_info(job.workload)
+    length = job.inputs.sequence_length or info.sequence_length
+    if not (job.epochs and job.batch_size and data and info.is_fine_tuning and length):
+        return None
+    num_bytes, per_token = job.epochs * data.num_bytes_of_text / length, _bytes_per_token(job)
+    high, low = (None if end is None else num_bytes / end for end in (per_token.low, per_token.high))
+    return Interval(value=num_bytes / per_token.value, low=low, high=high)
+
+
+def _bytes_per_token(job: Job) -> Interval:
+    """Return the bytes of text in a token; 1 where a built-in shape has no tokenizer."""
+    if job.inputs.tokenizer is None and job.workload.partition(":")[2] in SHAPES:
+        return Interval(value=1.0)
+    return _BYTES_PER_TOKEN
 
 
 def _decoding_limit(job: Job, site: Site, samples_per_s: float, unit: str) -> str | None:

@@ -172,7 +172,7 @@ def expected_of(placement: Placement, world: World) -> "Expected | str":
         from fastlaunch.lifecycle.evidence import expected
 
         try:
-            return expected(world, placement.jobs_at(), placement.sites[0])
+            return expected(world, placement.jobs_at(), placement.sites[0], data=placement.jobs.data_file)
         except UserError as error:
             return error.message
     return "as it could not be computed"
