@@ -5,16 +5,20 @@ Only what the life of a submission needs. What crosses the wire is tested agains
 
 import json
 import tempfile
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from fake_aws_facts import BLOCK
 from fake_records import write_run
 
 from fastlaunch.aws.client import Aws
+from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.types import Identity, Instance, StoredObject
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, Unreachable
@@ -58,8 +62,8 @@ class FakeAws(Aws):
     then answers nothing, or `few`, which starts one too few; after them every request is carried out.
     hidden_s: so long EC2 does not show them. node: what a machine does, called when it was started.
     refusals: errors by method, raised once each. caller: who is logged in. is_blind: EC2 answers, and shows
-    nothing. schedules: by name, with the instances that each ends. when_asked: called
-    before a schedule is made.
+    nothing. schedules: by name, with what each sends. when_asked: called before a schedule is made.
+    block_begins: when every capacity block is active.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -80,6 +84,7 @@ class FakeAws(Aws):
         self.is_blind = False
         self.schedules: dict[str, str] = {}
         self.when_asked: Callable[[], None] = lambda: None
+        self.block_begins: datetime | None = None
 
     # What the launcher calls
 
@@ -132,6 +137,11 @@ class FakeAws(Aws):
         self._called("live_training_jobs")
         return []
 
+    def reservation(self, region: str, id: str) -> Reservation | None:
+        self._called("reservation")
+        state = "active" if self.block_begins and self.clock.moment >= self.block_begins else "scheduled"
+        return replace(BLOCK, id=id, state=state)
+
     def terminate(self, region: str, ids: Sequence[str]) -> None:
         self._called("terminate")
         for instance_id in ids:
@@ -178,12 +188,27 @@ class FakeAws(Aws):
         self._called(action)
         if action == "CreateSchedule":
             self.when_asked()
-            self.schedules[given["Name"]] = given["Target"]["Input"]
+            self.schedules.setdefault(given["Name"], given["Target"]["Input"])
+            if given["Target"]["Arn"].endswith(":runInstances"):
+                self._start_later(region, given)
         elif self.schedules.pop(given["Name"], None) is None:
             error = BadConfiguration("there is none of the name")
             error.code = "ResourceNotFoundException"
             raise error
         return {}
+
+    def _start_later(self, region: str, given: Mapping[str, Any]) -> None:
+        """Send the schedule's request at its time, as EventBridge Scheduler does; it is gone then."""
+        at = datetime.strptime(given["ScheduleExpression"], "at(%Y-%m-%dT%H:%M:%S)").replace(tzinfo=UTC)
+        request = json.loads(given["Target"]["Input"])
+        request["UserData"] = b64decode(request["UserData"]).decode()
+
+        def fire() -> None:
+            if self.schedules.pop(given["Name"], None) is not None:
+                with suppress(CloudRefused):
+                    self.run_instances(region, request)
+
+        self.clock.at((at - self.clock.moment).total_seconds(), fire)
 
     # What a test does
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ec2_builders import IMAGE, catalogue, site
 from fake_aws_facts import (
+    BLOCK,
     IN_BLOCK,
     NOW,
     ROLE,
@@ -301,6 +302,25 @@ def test_without_the_timers_role_nothing_starts_and_with_it_the_timer_holds_up_n
     assert found.result is result and (result is Result.OK or found.hint)
     declined = run(here=usual(scheduler_role=None), account_timer=False)
     assert "scheduler role" not in {each.name for each in declined}
+
+
+def test_what_starts_by_a_schedule_needs_a_role_that_may_start_it() -> None:
+    begins = {"starts_at": NOW + timedelta(days=1), "ends_at": NOW + timedelta(days=2)}
+    to_come = {"reservation": replace(BLOCK, state="scheduled", **begins)}
+    lacks: dict[str, Any] = {"role_lacks": lambda role, rights: [f"{rights[0][1][0]}"]}
+
+    def result(facts: dict[str, Any], **changes: Any) -> Result:
+        return check("scheduler role", FakeAws(**facts), **{**IN_BLOCK, "detach": True, **changes}).result
+
+    assert result(to_come) is Result.OK
+    assert result({**to_come, **lacks}) is Result.FAILED
+    assert result({**to_come, **lacks}, account_timer=False) is Result.FAILED
+    assert result({**to_come, "role_lacks": denied("it")}) is Result.OK
+    # A process that waits, or a block that has begun, needs only timers.
+    assert result({**to_come, **lacks}, detach=False) is Result.OK
+    assert result(lacks) is Result.OK
+    found = check("scheduler role", FakeAws(**to_come, **lacks), **IN_BLOCK, detach=True)
+    assert "fastlaunch init" in (found.hint or "") and "ec2:RunInstances" in found.message
 
 
 # Several nodes

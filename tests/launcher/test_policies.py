@@ -184,6 +184,18 @@ JOB_NEEDS: list[_Need] = [
 ]
 SHARED = f"{S3}/fastlaunch/shared"
 GRANT = {"kms:GrantIsForAWSResource": "true"}
+#: A machine's start, by a launcher or by a schedule.
+STARTS: list[_Need] = [
+    ("ec2:RunInstances", INSTANCE, {**HERE, "ec2:InstanceType": "p5.48xlarge"}),
+    ("ec2:RunInstances", INTERFACE, TAGS),
+    ("ec2:RunInstances", SUBNET, {"ec2:Vpc": VPC}),
+    ("ec2:RunInstances", f"arn:aws:ec2:{REGION}::image/ami-1", {}),
+    ("ec2:CreateTags", INSTANCE, {"ec2:CreateAction": "RunInstances"}),
+    ("ec2:CreateTags", INTERFACE, {"ec2:CreateAction": "RunInstances"}),
+    ("iam:PassRole", NAMES.node_role, {"iam:PassedToService": "ec2.amazonaws.com"}),
+    ("kms:DescribeKey", KEY, {}),
+    ("kms:CreateGrant", KEY, GRANT),
+]
 #: What is done with each policy: a submission in an account with rules, and what goes with it.
 NEEDS: dict[str, list[_Need]] = {
     "node": JOB_NEEDS,
@@ -200,7 +212,7 @@ NEEDS: dict[str, list[_Need]] = {
         ("ec2:CreateNetworkInterface", INTERFACE, {}),
     ],
     # Whosever they are.
-    "scheduler": [("ec2:TerminateInstances", INSTANCE, OURS)],
+    "scheduler": [("ec2:TerminateInstances", INSTANCE, OURS), *STARTS],
     "launcher": [
         # submit
         ("ssm:GetParameter", f"arn:aws:ssm:{REGION}::parameter/aws/service/deeplearning/x", {}),
@@ -211,15 +223,7 @@ NEEDS: dict[str, list[_Need]] = {
         ("s3:PutObject", CODE, {}),
         ("kms:GenerateDataKey", KEY, {}),
         ("iam:SimulatePrincipalPolicy", "*", {}),
-        ("ec2:RunInstances", INSTANCE, {**HERE, "ec2:InstanceType": "p5.48xlarge"}),
-        ("ec2:RunInstances", INTERFACE, TAGS),
-        ("ec2:RunInstances", SUBNET, {"ec2:Vpc": VPC}),
-        ("ec2:RunInstances", f"arn:aws:ec2:{REGION}::image/ami-1", {}),
-        ("ec2:CreateTags", INSTANCE, {"ec2:CreateAction": "RunInstances"}),
-        ("ec2:CreateTags", INTERFACE, {"ec2:CreateAction": "RunInstances"}),
-        ("iam:PassRole", NAMES.node_role, {"iam:PassedToService": "ec2.amazonaws.com"}),
-        ("kms:DescribeKey", KEY, {}),
-        ("kms:CreateGrant", KEY, GRANT),
+        *STARTS,
         # --detach
         ("scheduler:CreateSchedule", f"{TIMER}{SCHEDULE_PREFIX}r-a1", {}),
         ("iam:PassRole", NAMES.scheduler_role, {"iam:PassedToService": "scheduler.amazonaws.com"}),
@@ -402,7 +406,11 @@ WHO: dict[str, tuple[tuple[str, ...], list[_Need]]] = {
     ),
     "timer": (
         ("scheduler",),
-        [START, ("sagemaker:StopTrainingJob", JOB, OURS), ("s3:GetObject", RUNS, {})],
+        [
+            ("ec2:RunInstances", INSTANCE, {}),
+            ("sagemaker:StopTrainingJob", JOB, OURS),
+            ("s3:GetObject", RUNS, {}),
+        ],
     ),
     "launcher": (
         ("launcher", "launcher-sagemaker", "launcher-queue"),

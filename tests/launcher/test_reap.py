@@ -174,6 +174,16 @@ def test_a_schedule_goes_once_its_machine_is_gone() -> None:
         assert not judge_schedule(replace(schedule, name=name), live_tokens=[], now=later).must_go
 
 
+def test_a_schedule_that_starts_an_attempt_stays_while_it_is_wanted() -> None:
+    name = f"fastlaunch-{RUN}-a2-start"
+    schedule = Schedule(name=name, region="us-east-1", created_at=LAUNCHED)
+    later = LAUNCHED + timedelta(days=3)
+    for name in (schedule.name, f"{schedule.name}-1"):
+        waiting = judge_schedule(replace(schedule, name=name), live_tokens=[], now=later)
+        assert (waiting.must_go, waiting.is_ours) == (False, True) and "later" in waiting.why
+    assert judge_schedule(schedule, live_tokens=[], is_over=True, now=later).must_go
+
+
 def test_what_its_user_wants_to_end_goes_within_its_time() -> None:
     now = LAUNCHED + timedelta(minutes=1)
     for known in (None, FOLLOWED, RUNNING, LOST):

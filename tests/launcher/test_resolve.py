@@ -243,6 +243,27 @@ def test_a_block_is_where_it_is_and_costs_what_was_paid() -> None:
     assert found.usd_per_hour == pytest.approx(39.33)
 
 
+#: Of a block that is to come. Nothing of it is free before it begins.
+TO_COME: dict[str, Any] = {
+    "state": "scheduled",
+    "num_free": 0,
+    "starts_at": NOW + timedelta(days=1),
+    "ends_at": NOW + timedelta(days=2),
+}
+
+
+def test_a_block_that_is_to_come_is_waited_for_and_its_time_counts_from_its_start() -> None:
+    found = in_block(replace(BLOCK, **TO_COME), num_nodes=2)
+    assert found.block is not None and found.block.begins_after(NOW) == NOW + timedelta(days=1)
+    assert found.block.begins_after(NOW + timedelta(days=1)) is None
+    jobs = request(**IN_BLOCK, max_minutes=3 * 24 * 60)
+    for detach, word in ((False, "this command waits until then"), (True, "a schedule in the account")):
+        detached = replace(jobs, options=replace(jobs.options, detach=detach))
+        fit, (begins, cut) = fitted(detached, lookup(FakeAws(reservation=replace(BLOCK, **TO_COME))))
+        assert "cr-0a1b2c3d begins at 2026-11-22 01:30 UTC" in begins and word in begins
+        assert fit.options.max_minutes == 24 * 60 - 30 and "from 4320 to 1410 min" in cut
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "word"),
     [
@@ -250,7 +271,8 @@ def test_a_block_is_where_it_is_and_costs_what_was_paid() -> None:
         ({"kind": "default"}, BadConfiguration, "no capacity block"),
         ({"instance_type": "p5en.48xlarge"}, BadConfiguration, "is of p5en"),
         ({"state": "expired"}, BadConfiguration, "expired"),
-        ({"state": "scheduled", "starts_at": NOW + timedelta(days=1)}, NoCapacity, "2026-11-22 01:30 UTC"),
+        ({"state": "payment-failed"}, BadConfiguration, "payment-failed"),
+        ({**TO_COME, "num_instances": 1}, NoCapacity, "has 1 of 1"),
         ({"num_free": 1}, NoCapacity, "has 1 of 2"),
         ({"ends_at": NOW + timedelta(minutes=59)}, NoCapacity, "in 59 min"),
         ({"zone": "us-east-1f"}, BadConfiguration, "us-east-1f, and no subnet"),

@@ -6,6 +6,7 @@ A text such as `<ami-id>` stands for what is not known without asking AWS.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Price
@@ -24,6 +25,13 @@ class CapacityBlock:
     #: From its start to its end.
     hours: float
     num_instances: int
+    #: ISO 8601, UTC; None where it is not known, as without asking AWS.
+    starts_at: str | None = None
+
+    def begins_after(self, now: datetime) -> datetime | None:
+        """Return when the block begins, if that is after `now`."""
+        starts_at = datetime.fromisoformat(self.starts_at) if self.starts_at else None
+        return starts_at if starts_at and starts_at > now else None
 
     @property
     def usd_per_hour(self) -> float:

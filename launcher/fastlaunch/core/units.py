@@ -111,6 +111,11 @@ def parse_date(text: str) -> datetime.date:
     raise UserError(f"{text!r} is not a date", "give one as YYYY-MM-DD, such as 2023-11-15")
 
 
+def utc_minute(moment: datetime.datetime) -> str:
+    """Return `2026-11-21 11:30 UTC`. moment: with a time zone."""
+    return f"{moment.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def utc_day(moment: datetime.datetime) -> datetime.date:
     """Return the day in UTC, which prices use. moment: with a time zone."""
     assert moment.tzinfo is not None

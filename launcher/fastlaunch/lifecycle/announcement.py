@@ -25,6 +25,7 @@ from fastlaunch.jobs.option_rules import LOCAL_DATA, given_inputs
 from fastlaunch.jobs.options import Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.working_directory import IGNORE_FILE, WorkingDirectory, shown
+from fastlaunch.placement.capacity_block import STOP_MINUTES, TERMINATION_MINUTES
 from fastlaunch.placement.cost_ceiling import NOT_COUNTED, CostCeiling, hours_text
 from fastlaunch.placement.lookup import setup_command
 from fastlaunch.placement.resolve import Placement
@@ -151,6 +152,8 @@ def _topics_of(
     wheels = placement.wheels
     cost = _expected_text(expected, jobs, max_minutes=options.max_minutes)
     ends = [_ends(site, options, lacks_scheduler=lacks_scheduler)]
+    if site.block:
+        ends.append(_ends_in_block(options))
     if options.detach:
         ends.append("--detach: nobody will follow it.")
     if jobs[0].script and jobs[0].terms.purchase == "spot":
@@ -206,6 +209,20 @@ def _ends(site: Site, options: Options, *, lacks_scheduler: bool) -> str:
     if options.account_timer:
         timers.append(f"a timer in the account{' (missing, see below)' if lacks_scheduler else ''}")
     return f"with its last run. A hung machine is stopped by {', '.join(timers)}, or `fastlaunch reap`."
+
+
+def _ends_in_block(options: Options) -> str:
+    """Return what the block itself ends, and how a job begins that is earlier than its block."""
+    before = "the command waits, and starts it then."
+    if options.detach:
+        before = (
+            "a schedule in the account sends this request at its first minute. The timer in the account is "
+            "made by the first command that looks after that."
+        )
+    return (
+        f"Training stops {STOP_MINUTES} min before the block ends, and EC2 ends the machines from "
+        f"{TERMINATION_MINUTES} min before. If the block has not begun yet, {before}"
+    )
 
 
 def warnings_of(placement: Placement) -> list[str]:

@@ -12,7 +12,7 @@ from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import disarm
+from fastlaunch.lifecycle.deadline_schedule import disarm, unmake_start, waits
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of
 from fastlaunch.lifecycle.finish import finish_attempt, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, finish_run
@@ -123,6 +123,8 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
             return unfinished[-1]
         is_starting = ledger.launcher_lives(run) and not ledger.get(run.id).state.is_final
         if not is_starting or waited_s >= _CLOUD_GRACE_S:
+            if waits(unfinished[-1]) and _gives_up(unfinished[-1], backend, ledger):
+                continue
             adopt(ledger, backend, unfinished)
             attempt = ledger.attempt(unfinished[-1].id)
             if attempt.ended_at is not None:
@@ -136,6 +138,14 @@ def _attempt_to_stop(run: Run, backend: CloudBackend, ledger: Ledger) -> Attempt
         note_wait(f"waiting {_CLOUD_GRACE_S:.0f} s at most for its launcher, which is starting a machine")
         backend.sleep(LOOK_INTERVAL_S)
         waited_s += LOOK_INTERVAL_S
+
+
+def _gives_up(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> bool:
+    """Delete the schedules that would start an attempt; return whether it has ended, as none has run."""
+    check_account(attempt, backend.aws.identity())
+    if not unmake_start(ledger, backend.aws, attempt, now=backend.now()):
+        return False
+    return ledger.end_attempt(attempt.id, RunState.CANCELLED, ending=Ending.CANCELLED, reason=BEFORE_START)
 
 
 def siblings(ledger: Ledger, run: Run) -> list[str]:

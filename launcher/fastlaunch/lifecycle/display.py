@@ -183,6 +183,11 @@ class PlainLines:
         self._shown, self._shown_at = progress, self.clock()
         report_line(f"{self._label}: {describe(progress)}", self.stream)
 
+    def wait(self, what: str) -> None:
+        """Show what is waited for before a run starts, until `finish`."""
+        self._label = f"{self.prefix}{what}"
+        report_line(self._label, self.stream)
+
     def finish(self, outcome: str) -> None:
         report_line(f"{self._label}: {printable(outcome)}", self.stream)
 
@@ -220,6 +225,11 @@ class ProgressBar:
     def start(self, label: str, num_steps: int | None) -> None:
         self._label = printable(label)
         self._task = self._bar.add_task(self._label, total=num_steps, status="starting")
+
+    def wait(self, what: str) -> None:
+        """Show what is waited for before a run starts, until `finish`."""
+        self._label = printable(what)
+        self._task = self._bar.add_task(self._label, total=None, status="")
 
     def show(self, progress: Progress) -> None:
         assert self._task is not None

@@ -7,27 +7,39 @@ machines that must first be obtained; another attempt goes on if AWS takes them 
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 from fastlaunch.backends import s3_sync
 from fastlaunch.backends.protocol import Backend, CloudBackend
-from fastlaunch.backends.site import Site
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.core import locks
 from fastlaunch.core.data import read, to_data
-from fastlaunch.core.errors import NoCapacity, Throttled, Unreachable, UserError
+from fastlaunch.core.errors import CloudRefused, NoCapacity, Throttled, Unreachable, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.ownership import MIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import as_warning
+from fastlaunch.core.units import utc_minute
 from fastlaunch.jobs.job import Job, names_apart
 from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import arm, check_timers, decline, needs_timer
+from fastlaunch.lifecycle.deadline_schedule import (
+    LaterStart,
+    arm,
+    check_timers,
+    decline,
+    later_start,
+    needs_timer,
+    starts_at,
+    waiting,
+    waits,
+)
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of, machines_of
 from fastlaunch.lifecycle.display import make_display
 from fastlaunch.lifecycle.finish import held_runs, settle_run
@@ -52,6 +64,9 @@ from fastlaunch.lifecycle.world import PROGRESS, LaunchContext, StopRequest, Wor
 
 #: Between two looks at whether an unanswered request started a machine.
 _SETTLE_INTERVAL_S = 30.0
+#: Between two looks at whether a block has begun or the user stopped; and how late it may become active.
+_BLOCK_PAUSE_S = 1.0
+_LATE_BLOCK = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,15 +412,22 @@ class Launcher(LaunchContext):
                     attempt, site, under_way = under_way, _site_of(under_way, sites), None
                 else:
                     sites = self._sites_to_go_on(sites, earlier)
+                    later = self._later_start(sites, options)
+                    if later is None and not self._wait_for_block(sites):
+                        return
                     started = provisioner.place(
                         sites,
                         lambda at, ids=remaining: {run_id: jobs_at(at)[run_id] for run_id in ids},  # type: ignore[misc]
                         max_minutes=int(options.max_minutes - used),
                         root=root_of(earlier),
+                        later=later,
                     )
                     if started is None:
                         return
                     attempt, site = started
+                    if waits(attempt):
+                        self._report_waiting(attempt)
+                        return
                     timer = self._protect(attempt, account_timer=options.account_timer)
                     # If the user asked to stop meanwhile, it is followed, and stopped.
                     if options.detach and not self.stop.by:
@@ -432,6 +454,37 @@ class Launcher(LaunchContext):
                     # From the first site again: there may be capacity by now.
                     provisioner = Provisioner(launch=self)
                     self.report(f"{result.reason}: going on, on another, from the last checkpoint")
+
+    def _later_start(self, sites: Sequence[Site], options: Options) -> LaterStart | None:
+        """Return how schedules start it, where nobody waits for its block."""
+        if not options.detach:
+            return None
+        now = self.cloud_backends[sites[0].backend].now()
+        return later_start(self.settings, sites, account_timer=options.account_timer, now=now)
+
+    def _wait_for_block(self, sites: Sequence[Site]) -> bool:
+        """Wait until the sites' capacity block has begun; return False if the user stops that."""
+        site, backend = sites[0], self.cloud_backends[sites[0].backend]
+        block = site.block
+        begins_at = block.begins_after(backend.now()) if block else None
+        if block is None or begins_at is None:
+            return True
+        self.display.wait(f"waiting here until {block.reservation} begins, {utc_minute(begins_at)}")
+        while not self.stop.by and not self._has_begun(site, block, begins_at):
+            backend.sleep(_BLOCK_PAUSE_S)
+        self.display.finish("nothing was started" if self.stop.by else "it has begun")
+        return not self.stop.by
+
+    def _has_begun(self, site: Site, block: CapacityBlock, begins_at: datetime) -> bool:
+        """Return whether EC2 takes machines in the block, or would have for some time."""
+        backend = self.cloud_backends[site.backend]
+        if backend.now() < begins_at:
+            return False
+        with suppress(CloudRefused):
+            seen = backend.aws.reservation(site.region, block.reservation)
+            if seen is not None and seen.state == "active":
+                return True
+        return backend.now() >= begins_at + _LATE_BLOCK
 
     def _sites_to_go_on(self, sites: Sequence[Site], attempts: Sequence[Attempt]) -> Sequence[Site]:
         """Return all sites; once a run has begun, only those with its checkpoints and instance type."""
@@ -463,6 +516,19 @@ class Launcher(LaunchContext):
             # The second request to stop: the attempt is followed to its end; a third signal ends it at once.
             timer = "a timer in the account may have been made"
         return timer
+
+    def _report_waiting(self, attempt: Attempt) -> None:
+        """Report what starts and ends an attempt in a block that is to come, and what does not yet."""
+        backend, first, at = self._backend(attempt), attempt.run_ids[0], utc_minute(starts_at(attempt))
+        for run_id in attempt.run_ids:
+            self.ledger.explain(run_id, waiting(attempt))
+        self.report(
+            f"a schedule in the account starts {machines_of(attempt)} in {attempt.region} at {at} "
+            f"({(attempt.schedule or {})['name']}). Nothing has to run here: "
+            f"{ends_by_itself(attempt, backend)}, and EC2 ends all that is in the block before its end. The "
+            "first `fastlaunch status` after the start makes a timer in the account besides. To follow it "
+            f"then: fastlaunch logs -f {first}. To give it up: fastlaunch cancel {first}"
+        )
 
     def _report_detached(self, attempt: Attempt, timer: str | None) -> None:
         """Report what ends an attempt that nobody follows. timer: see `_protect`."""

@@ -29,9 +29,10 @@ from fastlaunch.core.ownership import (
 )
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import Settings
+from fastlaunch.core.units import utc_minute
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import schedule_token
+from fastlaunch.lifecycle.deadline_schedule import schedule_token, starts_machines
 
 #: A younger schedule may belong to machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)
@@ -176,7 +177,7 @@ def judge_instance(instance: Instance, known: KnownAttempt | None, *, now: datet
     must_go, why = False, NOT_OURS
     if ends_at := instance_ends_at(instance.tags, instance.token, instance.launch_time):
         minutes = instance.tags[MAX_MINUTES_TAG]
-        over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {_clock_time(ends_at)}"
+        over = f"over its time: {minutes} minutes, and {MARGIN_MINUTES} more, ended at {utc_minute(ends_at)}"
         must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="its own timer stops it")
     return Orphan(
         kind="instance",
@@ -213,12 +214,12 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
         must_go = over_since is not None
         why = f"it waits in queue {job.queue}, which costs nothing"
         if over_since:
-            why = f"its runs ended at {_clock_time(over_since)}, and it waits in queue {job.queue} still"
+            why = f"its runs ended at {utc_minute(over_since)}, and it waits in queue {job.queue} still"
     elif ends_at:
         minutes = job.tags[MAX_MINUTES_TAG]
         over = (
             f"over its time: {minutes} minutes, and {JOB_WAIT_MINUTES} of waiting and {MARGIN_MINUTES} more, "
-            f"ended at {_clock_time(ends_at)}"
+            f"ended at {utc_minute(ends_at)}"
         )
         must_go, why = _judged(known, over=over, ends_at=ends_at, now=now, by="SageMaker stops it")
     if job.status == "Stopping":
@@ -251,18 +252,24 @@ def judge_schedule(
     live_tokens: Sequence[str],
     is_known: bool = True,
     is_ended: bool = False,
+    is_over: bool = False,
     now: datetime,
 ) -> Orphan:
     """Judge a schedule: it must go if no machine that it would end is alive.
 
     live_tokens: of attempts in its region whose machines are alive and stay. is_known: whether these machines
-    could be listed. is_ended: whether all machines of its attempt were just ended.
+    could be listed. is_ended: whether all machines of its attempt were just ended. is_over: whether nothing
+    may start its attempt any more.
     """
     must_go, token = False, schedule_token(schedule.name)
     if token is None:
         why = "its name is not in fastlaunch's form: left alone"
     elif not is_known:
         why = "whether its machine lives is not known"
+    elif starts_machines(schedule.name):
+        # It is there until it has run.
+        must_go = is_over
+        why = "what it starts is not wanted any more" if is_over else "it starts its attempt later"
     elif token in live_tokens:
         why = "its machine lives"
     elif now - schedule.created_at < YOUNG_SCHEDULE and not is_ended:
@@ -377,7 +384,7 @@ def _judged(
     if now > ends_at:
         return True, over
     if known and known.over_since and not known.is_followed:
-        ended = f"it ended at {_clock_time(known.over_since)}"
+        ended = f"it ended at {utc_minute(known.over_since)}"
         if now - known.over_since > LINGER:
             return True, f"{ended} by the ledger or its own word, and still runs"
         return False, f"{ended}, and may be shutting down"
@@ -389,12 +396,8 @@ def _judged(
         who = f"it counted as lost, and is taken back; {by}"
     else:
         who = f"nobody follows it, but {by}"
-    return False, f"{who}; within its time until {_clock_time(ends_at)}"
+    return False, f"{who}; within its time until {utc_minute(ends_at)}"
 
 
 def _hours(since: datetime, now: datetime) -> float:
     return max(0.0, (now - since).total_seconds() / 3600)
-
-
-def _clock_time(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M} UTC"

@@ -27,9 +27,18 @@ from fastlaunch.core.errors import (
     UserError,
 )
 from fastlaunch.core.plan import Ending, Plan, RunState
+from fastlaunch.core.units import utc_minute
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.budgets import OtherMachine, check_budgets, others_of
+from fastlaunch.lifecycle.deadline_schedule import (
+    LaterStart,
+    make_start,
+    note_start,
+    starts_at,
+    unmake_start,
+    waits,
+)
 from fastlaunch.lifecycle.world import LaunchContext
 
 #: How long a request is repeated after no answer or throttling.
@@ -57,12 +66,13 @@ class Provisioner:
         *,
         max_minutes: int,
         root: str | None = None,
+        later: LaterStart | None = None,
     ) -> tuple[Attempt, Site] | None:
         """Return the attempt at the first of `placements` that accepts its request, and that site.
 
         None if the user stopped or cancelled all the runs before any site accepted. jobs_at: the jobs by run
-        id, as they are at a site. root: see `CloudBackend.at`. Raises CloudRefused's kinds if all
-        refuse, and Unreachable if it is not known whether one accepted.
+        id, as they are at a site. root: see `CloudBackend.at`. later: to have schedules start it. Raises
+        CloudRefused's kinds if all refuse, and Unreachable if it is not known whether one accepted.
         """
         for site in placements:
             if self.launch.stop.by:
@@ -73,7 +83,7 @@ class Provisioner:
                 self._refused[site.name] = QuotaExceeded("the quota does not allow it")
                 continue
             try:
-                attempt = self._try(site, jobs_at(site), max_minutes, root)
+                attempt = self._try(site, jobs_at(site), max_minutes, root, later)
                 return (attempt, site) if attempt else None
             except (QuotaExceeded, NoCapacity, BadConfiguration) as error:
                 # If the fault lies in this site's names, another site may work.
@@ -90,7 +100,14 @@ class Provisioner:
         self._refused[site.name] = error
         self.launch.report(f"{site.name}: {error.message}")
 
-    def _try(self, site: Site, jobs: Mapping[str, Job], max_minutes: int, root: str | None) -> Attempt | None:
+    def _try(
+        self,
+        site: Site,
+        jobs: Mapping[str, Job],
+        max_minutes: int,
+        root: str | None,
+        later: LaterStart | None,
+    ) -> Attempt | None:
         """Return the attempt once its request is accepted; None if all its runs were cancelled meanwhile."""
         ledger = self.launch.ledger
         backend = self.launch.cloud_backends[site.backend].at(site, max_minutes, root=root)
@@ -121,14 +138,20 @@ class Provisioner:
             # Another launcher that begins now waits, and then counts this attempt.
             usd = ledger.attempt(attempt_id).max_cost_usd or 0.0
             check_budgets(self.launch, usd, others=others, without=attempt_id)
+
+            if later:
+                note_start(ledger, attempt_id, later)
         plan = ledger.plan_of(attempt_id)
         assert plan is not None
         try:
-            self._note_start(attempt_id, jobs, self._send(attempt_id, plan, backend))
+            handle = self._send(attempt_id, plan, backend, later)
+            if handle is not None:
+                self._note_start(attempt_id, jobs, handle)
             return ledger.attempt(attempt_id)
         except Unreachable:
-            raise self._unknown(attempt_id, plan, unanswered(plan)) from None
+            raise self._unknown(attempt_id, plan, unanswered(plan, later)) from None
         except CloudRefused as error:
+            self._take_back(attempt_id, plan, backend)
             ending = Ending.NO_CAPACITY if isinstance(error, NoCapacity) else None
             ledger.end_attempt(attempt_id, RunState.FAILED, ending=ending, reason=error.message)
             raise
@@ -150,16 +173,32 @@ class Provisioner:
                 self.launch.ledger.explain(run_id, None)
                 self.launch.ledger.set_state(run_id, RunState.RUNNING)
 
-    def _send(self, attempt_id: int, plan: Plan, backend: CloudBackend) -> Mapping[str, Any]:
+    def _take_back(self, attempt_id: int, plan: Plan, backend: CloudBackend) -> None:
+        """Delete the schedules of a start that was refused in part. Raises Unreachable if one may be left."""
+        if not waits(attempt := self.launch.ledger.attempt(attempt_id)):
+            return
+        try:
+            unmake_start(self.launch.ledger, backend.aws, attempt, now=backend.now())
+        except CloudRefused as error:
+            raise self._unknown(attempt_id, plan, f"a schedule may be left ({error.message})") from None
+
+    def _send(
+        self, attempt_id: int, plan: Plan, backend: CloudBackend, later: LaterStart | None
+    ) -> Mapping[str, Any] | None:
+        """Return the handle; None if schedules will start it."""
         deadline = backend.now() + UNKNOWN_LIMIT
         wait_s, unknown = _FIRST_WAIT_S, False
         while True:
             try:
-                return backend.execute(plan)
+                if later is None:
+                    return backend.execute(plan)
+                ledger, now = self.launch.ledger, backend.now()
+                make_start(ledger, backend.aws, ledger.attempt(attempt_id), plan, role=later.role, now=now)
+                return None
             except (Throttled, Unreachable) as error:
                 if isinstance(error, Unreachable):
                     unknown = True
-                    self.launch.ledger.explain_attempt(attempt_id, unanswered(plan))
+                    self.launch.ledger.explain_attempt(attempt_id, unanswered(plan, later))
                 if self.launch.stop.by or backend.now() >= deadline or isinstance(error, TlsFailed):
                     handle = _find(plan, backend) if unknown else None
                     if handle is not None:
@@ -183,6 +222,8 @@ class Provisioner:
     def _unknown(self, attempt_id: int, plan: Plan, why: str) -> Unreachable:
         """Return the error that says what may be running, and note the same in the ledger."""
         attempt = self.launch.ledger.attempt(attempt_id)
+        if waits(attempt):
+            return self._perhaps_scheduled(attempt, why)
         # On a full disk this cannot be noted, but the user must be told.
         with suppress(UserError), self.launch.ledger.transaction():
             self.launch.ledger.explain_attempt(attempt_id, why)
@@ -201,6 +242,17 @@ class Provisioner:
             f"--region {plan.region})",
         )
 
+    def _perhaps_scheduled(self, attempt: Attempt, why: str) -> Unreachable:
+        first = attempt.run_ids[0]
+        with suppress(UserError), self.launch.ledger.transaction():
+            self.launch.ledger.explain_attempt(attempt.id, why)
+            for run_id in attempt.run_ids:
+                self.launch.ledger.explain(run_id, why)
+        return Unreachable(
+            f"{why}: if so, {attempt.token} starts in {attempt.region} at {utc_minute(starts_at(attempt))}",
+            f"to see to it: fastlaunch status; to give it up: fastlaunch cancel {first}",
+        )
+
     def _nowhere(self) -> CloudRefused:
         errors = list(self._refused.values())
         assert errors
@@ -216,8 +268,10 @@ class Provisioner:
         )
 
 
-def unanswered(plan: Plan) -> str:
+def unanswered(plan: Plan, later: LaterStart | None = None) -> str:
     """Return the ledger's reason while it is unknown whether the request was carried out."""
+    if later:
+        return "no answer to CreateSchedule: whether a schedule was made is not known"
     return f"no answer to {plan.operation}: whether a machine was started is not known"
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.ledger.ledger import Ledger, open_ledger
-from fastlaunch.lifecycle.deadline_schedule import schedule_token
+from fastlaunch.lifecycle.deadline_schedule import schedule_token, starts_machines
 from fastlaunch.lifecycle.orphans import (
     Inventory,
     Kind,
@@ -116,7 +116,8 @@ def reap(
         ]
         refused += _end(context, ledger, machines, dry_run=dry_run, yes=yes)
         # After the machines, since a machine that stays keeps its schedule.
-        schedules = _judge_schedules(scope, inventory, machines, refused, context.now())
+        over = _ask(ledger, lambda ledger: _over(ledger, inventory)) or frozenset()
+        schedules = _judge_schedules(scope, inventory, machines, refused, over, context.now())
         if not dry_run:
             with activity("deleting schedules"):
                 refused += end(context.aws, [schedule for schedule in schedules if schedule.must_go])
@@ -146,9 +147,13 @@ def _judge_schedules(
     inventory: Inventory,
     machines: Sequence[Orphan],
     refused: Sequence[Refusal],
+    over: Collection[str],
     now: datetime,
 ) -> list[Orphan]:
-    """Judge the scope's schedules by the instances that stay alive in their regions."""
+    """Judge the scope's schedules by the instances that stay alive in their regions.
+
+    over: tokens of attempts that have ended by the ledger.
+    """
     refused_ids = {refusal.id for refusal in refused}
     gone = {machine.id for machine in machines if machine.must_go and machine.id not in refused_ids}
     unlisted = {refusal.region for refusal in refused if refusal.kind == "instance" and refusal.id is None}
@@ -157,19 +162,32 @@ def _judge_schedules(
     ended = Counter(attempt for id, attempt in attempt_of.items() if id in gone)
     in_scope = {attempt_of[machine.id] for machine in machines if machine.id in attempt_of}
     attempts = [(schedule.region, schedule_token(schedule.name)) for schedule in inventory.schedules]
+    timers = Counter(
+        attempt
+        for attempt, schedule in zip(attempts, inventory.schedules, strict=True)
+        if not starts_machines(schedule.name)
+    )
     return [
         judge_schedule(
             schedule,
             live_tokens=[token for region, token in live if token and region == schedule.region],
+            is_over=scope.run_id is not None or attempt[1] in over,
             is_known=schedule.region not in unlisted,
-            # Each machine has its own schedule. If machines are fewer, AWS does not show one yet.
-            is_ended=ended[attempt] >= attempts.count(attempt),
+            # Each machine has its own timer. If machines are fewer, AWS does not show one yet.
+            is_ended=ended[attempt] >= timers[attempt],
             now=now,
         )
         for schedule, attempt in zip(inventory.schedules, attempts, strict=True)
         # A schedule has no owner, so use its machine's.
         if (attempt in in_scope if scope.owner else scope.run_id in (None, _run_of(attempt[1])))
     ]
+
+
+def _over(ledger: Ledger, inventory: Inventory) -> frozenset[str]:
+    """Return the tokens of the schedules whose attempts have ended."""
+    tokens = filter(None, (schedule_token(schedule.name) for schedule in inventory.schedules))
+    attempts = ledger.attempts_by_token(list(tokens)).items()
+    return frozenset(token for token, attempt in attempts if attempt.ended_at is not None)
 
 
 def _run_of(token: str | None) -> str | None:

@@ -1,24 +1,41 @@
 """Bring the ledger up to date for runs whose launcher is gone, or only started them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
 from fastlaunch.core.data import read
-from fastlaunch.core.errors import BadConfiguration, UserError
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, UserError
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import arm, disarm, needs_timer
+from fastlaunch.lifecycle.deadline_schedule import (
+    arm,
+    disarm,
+    is_to_be_made,
+    make_start,
+    needs_timer,
+    requested_by,
+    starts_at,
+    unmake_start,
+    waiting,
+    waits,
+    was_given_up,
+)
 from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.lifecycle.local import finish_run
 from fastlaunch.lifecycle.sight import is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"
+NOT_IN_BLOCK = (
+    "EC2 started no machine when its capacity block began: CloudTrail says why, under RunInstances by the "
+    "role of the schedule"
+)
 
 
 def _warn(line: str) -> None:
@@ -162,8 +179,17 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
     handles = backend.find_all(list(plans.values()))
     for attempt in attempts:
         plan = plans.get(attempt.id)
-        age, handle = backend.now() - datetime.fromisoformat(attempt.started_at), handles.get(attempt.token)
-        is_old = age > FORGOTTEN_AFTER
+        handle = handles.get(attempt.token)
+        is_old = backend.now() - requested_by(attempt) > FORGOTTEN_AFTER
+        if handle is None and waits(attempt):
+            if not is_old:
+                _explain_wait(ledger, attempt)
+                continue
+            # None may start it later. Until AWS has deleted all, nothing is settled.
+            with suppress(CloudRefused):
+                unmake_start(ledger, backend.aws, attempt, now=backend.now())
+            if not was_given_up(ledger.attempt(attempt.id)):
+                continue
         if handle is None and is_old and plan is not None:
             handle = _forgotten(backend, attempt)
         with ledger.transaction():
@@ -176,9 +202,9 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
                     ledger.set_state(run_id, RunState.RUNNING)
                     ledger.explain(run_id, None)
             elif plan is None or is_old:
-                ledger.end_attempt(
-                    attempt.id, RunState.LOST, ending=Ending.NEVER_STARTED, reason=NEVER_STARTED
-                )
+                is_missed = waits(attempt) and not was_given_up(attempt)
+                reason = NOT_IN_BLOCK if is_missed else NEVER_STARTED
+                ledger.end_attempt(attempt.id, RunState.LOST, ending=Ending.NEVER_STARTED, reason=reason)
             else:
                 minutes = FORGOTTEN_AFTER.total_seconds() / 60
                 ledger.explain_attempt(
@@ -186,6 +212,15 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
                     f"its launcher ended while a machine was being started; {backend.service} shows none "
                     f"(yet): this is settled {minutes:.0f} minutes after the request",
                 )
+
+
+def _explain_wait(ledger: Ledger, attempt: Attempt) -> None:
+    why = waiting(attempt)
+    if attempt.reason is None and not is_to_be_made(attempt) and not was_given_up(attempt):
+        with ledger.transaction():
+            ledger.explain_attempt(attempt.id, why)
+            for run_id in ledger.existing(attempt.run_ids):
+                ledger.explain(run_id, why)
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:
@@ -198,7 +233,7 @@ def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | N
         "region": attempt.region,
         "token": attempt.token,
         "output": attempt.output,
-        "launched_at": attempt.started_at,
+        "launched_at": starts_at(attempt).isoformat() if waits(attempt) else attempt.started_at,
         "num_nodes": attempt.num_nodes,
         "instance_ids": [],
         "run_ids": list(attempt.run_ids),
@@ -232,9 +267,12 @@ def _protect(
     settings: Settings,
     warn: Callable[[str], None],
 ) -> None:
-    """Make the missing timers in the account."""
+    """Make the missing schedules: those that start what waits for its block, and timers."""
     for attempt in attempts:
         role = settings.region_settings(attempt.region or "").scheduler_role
+        if role and is_to_be_made(attempt) and (plan := ledger.plan_of(attempt.id)):
+            make_start(ledger, backend.aws, attempt, plan, role=role, now=backend.now())
+            _explain_wait(ledger, replace(ledger.attempt(attempt.id), reason=None))
         if role is None or not needs_timer(attempt):
             continue
         result = arm(ledger, backend.aws, attempt, role=role, now=backend.now())

@@ -9,6 +9,7 @@ from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import BadConfiguration, NoCapacity, UserError
 from fastlaunch.core.ownership import MIN_MINUTES
+from fastlaunch.core.units import utc_minute
 from fastlaunch.jobs.options import Options
 
 #: Blocks are sold from a day on. docs.aws.amazon.com/AWSEC2, "Capacity Blocks for ML", read 2026-11.
@@ -16,6 +17,9 @@ MIN_BLOCK_HOURS = 24
 #: EC2 begins to terminate a block's instances so long before its end; training is stopped a while earlier.
 TERMINATION_MINUTES = 30
 STOP_MINUTES = 45
+#: States of a block that was bought and has not begun. docs.aws.amazon.com/AWSEC2, CapacityReservation.
+_TO_COME = ("scheduled", "payment-pending", "pending", "assessing", "delayed")
+_SOON = timedelta(minutes=2)
 #: When a block ends, before AWS has said so.
 UNKNOWN_END = "<block-end>"
 
@@ -28,7 +32,10 @@ def check_reservation(
     region: str,
     now: datetime.datetime,
 ) -> Reservation:
-    """Return the reservation if the job's nodes can run in it from now on. Raises an error for each fault."""
+    """Return the reservation if the job's nodes can run in it, now or once it begins.
+
+    Raises an error for each fault.
+    """
     if reservation is None:
         raise BadConfiguration(
             f"there is no reservation {options.reservation} in {region}",
@@ -44,25 +51,22 @@ def check_reservation(
             f"{reservation.id} is of {reservation.instance_type}, not of {instance.name}",
             f"give --instance {reservation.instance_type}",
         )
-    is_to_come = reservation.state in ("scheduled", "payment-pending", "pending")
-    if is_to_come and reservation.starts_at is not None:
-        raise NoCapacity(
-            f"{reservation.id} is {reservation.state}: it starts at {_utc(reservation.starts_at)}",
-            "type the same again then, or take --purchase on-demand or spot",
-        )
-    if reservation.state != "active" or reservation.ends_at is None:
+    to_come = starts_at(reservation, now)
+    if (reservation.state != "active" and to_come is None) or reservation.ends_at is None:
         raise BadConfiguration(
             f"{reservation.id} is {reservation.state}",
-            "name one that is active, or give --purchase on-demand or spot",
+            "name one that is active or scheduled, or give --purchase on-demand or spot",
         )
     left = minutes_left(reservation, now)
     if left < STOP_MINUTES + MIN_MINUTES:
         raise NoCapacity(
-            f"{reservation.id} ends at {_utc(reservation.ends_at)}, in {max(left, 0)} min: EC2 ends its "
-            f"instances {TERMINATION_MINUTES} min before, and training has to stop {STOP_MINUTES} min before",
+            f"{reservation.id} ends at {utc_minute(reservation.ends_at)}, in {max(left, 0)} min: EC2 ends "
+            f"its instances {TERMINATION_MINUTES} min before, and training has to stop {STOP_MINUTES} min "
+            "before",
             "take another block, or --purchase on-demand or spot",
         )
-    if (num_free := reservation.num_free) < options.num_nodes:
+    # Nothing runs in it before it begins.
+    if (num_free := reservation.num_instances if to_come else reservation.num_free) < options.num_nodes:
         fewer = f"give --num-nodes {num_free}" if num_free else "wait until it has ended"
         raise NoCapacity(
             f"{reservation.id} has {num_free} of {reservation.num_instances} instances free, and the job "
@@ -72,10 +76,20 @@ def check_reservation(
     return reservation
 
 
+def starts_at(reservation: Reservation, now: datetime.datetime) -> datetime.datetime | None:
+    """Return when a block that is to come begins; None for any other.
+
+    One whose time has come is active within minutes.
+    """
+    if reservation.state not in _TO_COME or reservation.starts_at is None:
+        return None
+    return max(reservation.starts_at, now + _SOON)
+
+
 def minutes_left(reservation: Reservation, now: datetime.datetime) -> int:
-    """Return whole minutes until the block's end."""
+    """Return whole minutes until the block's end, from now on or from its start."""
     assert reservation.ends_at is not None
-    return int((reservation.ends_at - now) / timedelta(minutes=1))
+    return int((reservation.ends_at - (starts_at(reservation, now) or now)) / timedelta(minutes=1))
 
 
 def block_usd_per_hour(
@@ -107,7 +121,3 @@ def block_price(block: CapacityBlock, instance: InstanceType, region: str, today
             f"of {block.reservation}"
         ),
     )
-
-
-def _utc(when: datetime.datetime) -> str:
-    return f"{when.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC"

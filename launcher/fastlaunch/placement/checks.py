@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastlaunch.aws.account import Permission
 from fastlaunch.aws.batch import TRAINING, Sharing
 from fastlaunch.backends.node_agent import agent_archive, agent_object, agent_sha256
 from fastlaunch.catalog.hardware import InstanceType
@@ -22,9 +23,10 @@ from fastlaunch.core.errors import (
     Unreachable,
     UserError,
 )
+from fastlaunch.core.units import utc_minute
 from fastlaunch.jobs.option_rules import given_inputs
 from fastlaunch.jobs.options import SERVICES
-from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left
+from fastlaunch.placement.capacity_block import block_usd_per_hour, minutes_left, starts_at
 from fastlaunch.placement.check import Check, CheckContext, Finding, Result, nowhere
 from fastlaunch.placement.lookup import setup_command
 from fastlaunch.placement.network import (
@@ -318,10 +320,36 @@ def _scheduler_role(job: CheckContext) -> str | Finding:
             f"{setup_command(job.region)}; or go without it: --no-account-timer",
         )
     _check_role(job, arn, _SCHEDULER)
+    # What waits for its block is not started without it.
+    starts = _is_started_later(job)
     try:
-        return _passed(job, arn, _SCHEDULER)
+        passed = _passed(job, arn, _SCHEDULER)
     except CloudRefused as error:
+        if starts:
+            raise
         return Finding(Result.WARNING, f"{error.message}: {alone}", error.hint)
+    # The one right to start machines that depends on no tag.
+    right = (f"arn:PARTITION:ec2:{job.region}::image/ami-0", ("ec2:RunInstances",))
+    if starts and (missing := _missing_rights(job, arn, (right,))):
+        raise NotAuthorised(
+            f"{arn} may not start machines when the block begins: its policies do not give "
+            f"{' nor '.join(missing)}",
+            f"this adds that to the role: {setup_command(job.region)}; or leave out --detach, and wait here",
+        )
+    return passed
+
+
+def _is_started_later(job: CheckContext) -> bool:
+    """Return whether a schedule starts the job, since its block is to come and nobody waits for it."""
+    if not (_has_block(job) and job.options.detach):
+        return False
+    (instance,) = job.instances
+    try:
+        block = job.lookup.reservation(job.options, instance, job.region)
+    except UserError:
+        # The check of the block says it.
+        return False
+    return starts_at(block, job.lookup.now) is not None
 
 
 def _check_role(job: CheckContext, arn: str, service: str) -> None:
@@ -357,7 +385,7 @@ def _passed(job: CheckContext, role: str, service: str) -> str | Finding:
             "`fastlaunch iam print` has the policy that lets you pass it",
         )
     message = f"{role} may be passed to {_SERVICE_NAMES[service]}"
-    missing = [] if service == _SCHEDULER else _missing_rights(job, role)
+    missing = [] if service == _SCHEDULER else _missing_rights(job, role, _rights_of_a_job(job))
     if not missing:
         return message
     return Finding(
@@ -367,15 +395,19 @@ def _passed(job: CheckContext, role: str, service: str) -> str | Finding:
     )
 
 
-def _missing_rights(job: CheckContext, role: str) -> list[str]:
-    """Return the rights of a machine that the role's policies do not give; none where IAM does not tell.
-
-    The policy of a bucket or a registry may still give such a right: we do not see those.
-    """
-    rights: tuple[tuple[str, tuple[str, ...]], ...] = (("*", ("ecr:GetAuthorizationToken",)),)
+def _rights_of_a_job(job: CheckContext) -> tuple[Permission, ...]:
+    rights: tuple[Permission, ...] = (("*", ("ecr:GetAuthorizationToken",)),)
     if job.here.bucket is not None:
         key = "/".join(filter(None, (job.here.bucket, job.here.prefix, "runs/RUN/boot.json")))
         rights += ((f"arn:PARTITION:s3:::{key}", ("s3:GetObject", "s3:PutObject")),)
+    return rights
+
+
+def _missing_rights(job: CheckContext, role: str, rights: tuple[Permission, ...]) -> list[str]:
+    """Return the rights that the role's policies do not give; none where IAM does not tell.
+
+    The policy of a bucket or a registry may still give such a right: we do not see those.
+    """
     try:
         return job.aws.role_lacks(role, rights)
     except CloudRefused:
@@ -400,9 +432,17 @@ def _offered(job: CheckContext, instance: InstanceType) -> str | Finding:
     return message
 
 
-def _block(job: CheckContext, instance: InstanceType) -> str:
+def _block(job: CheckContext, instance: InstanceType) -> str | Finding:
     block = job.lookup.reservation(job.options, instance, job.region)
     left = minutes_left(block, job.lookup.now)
+    if begins_at := starts_at(block, job.lookup.now):
+        message = (
+            f"{block.id} in {block.zone} is {block.state}: {block.num_instances} instances from "
+            f"{utc_minute(begins_at)} on, for {left // 60} h"
+        )
+        if block.state != "scheduled":
+            return Finding(Result.WARNING, message, "what AWS does not get paid for, or assign, never begins")
+        return message
     return (
         f"{block.id} in {block.zone}: {block.num_free} of {block.num_instances} instances free, "
         f"{left // 60} h {left % 60} min left"
@@ -480,10 +520,6 @@ def _is_on_ec2(job: CheckContext) -> bool:
     return not job.trains
 
 
-def _has_timer(job: CheckContext) -> bool:
-    return not job.trains and job.options.account_timer
-
-
 def _has_block(job: CheckContext) -> bool:
     return job.options.purchase == "capacity-block"
 
@@ -503,7 +539,9 @@ _IN_REGION = (
     _Listed("role", _role, when=lambda job: job.trains),
     _Listed("queue", _queue, when=lambda job: job.options.queue is not None),
     _Listed(
-        "scheduler role", _scheduler_role, when=lambda job: _is_on_ec2(job) and job.options.account_timer
+        "scheduler role",
+        _scheduler_role,
+        when=lambda job: _is_on_ec2(job) and (job.options.account_timer or _is_started_later(job)),
     ),
     _Listed("bucket", _bucket),
     _Listed("stored code", _stored_code, _each_stored_object, needed=False),

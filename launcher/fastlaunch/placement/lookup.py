@@ -32,6 +32,7 @@ from fastlaunch.placement.capacity_block import (
     block_price,
     block_usd_per_hour,
     check_reservation,
+    starts_at,
 )
 
 if TYPE_CHECKING:
@@ -217,11 +218,13 @@ class Lookup:
         assert options.reservation is not None
         if self.aws is None:
             # The shortest block there is, and so the dearest by the hour.
-            ends_at, hours, num_instances = UNKNOWN_END, float(MIN_BLOCK_HOURS), options.num_nodes
+            begins_at, ends_at = None, UNKNOWN_END
+            hours, num_instances = float(MIN_BLOCK_HOURS), options.num_nodes
         else:
             block = self.reservation(options, site.instance, site.region)
             assert block.starts_at is not None and block.ends_at is not None
-            ends_at = block.ends_at.astimezone(datetime.UTC).isoformat(timespec="seconds")
+            begins_at = _iso(starts_at(block, self.now) or block.starts_at)
+            ends_at = _iso(block.ends_at)
             hours = (block.ends_at - block.starts_at) / datetime.timedelta(hours=1)
             num_instances = block.num_instances
         fee_usd = options.block_fee_usd
@@ -234,6 +237,7 @@ class Lookup:
             fee_usd=fee_usd,
             hours=hours,
             num_instances=num_instances,
+            starts_at=begins_at,
         )
 
     def _tags(self, options: Options) -> dict[str, str]:
@@ -281,6 +285,10 @@ class Lookup:
             output_kms_key=here.output_kms_key,
             encrypts_traffic=here.encrypt_between_containers,
         )
+
+
+def _iso(when: datetime.datetime) -> str:
+    return when.astimezone(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _queue(options: Options) -> Queue | None:

@@ -20,7 +20,7 @@ from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.plan import Plan
 from fastlaunch.core.settings import Settings
-from fastlaunch.core.units import parse_duration_s, utc_day
+from fastlaunch.core.units import parse_duration_s, utc_day, utc_minute
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.data_sources import DataFile
@@ -28,7 +28,7 @@ from fastlaunch.jobs.job import Job
 from fastlaunch.jobs.options import SERVICES, Options
 from fastlaunch.jobs.requirements import read_requirements
 from fastlaunch.jobs.variants import check_base
-from fastlaunch.placement.capacity_block import TERMINATION_MINUTES, minutes_left
+from fastlaunch.placement.capacity_block import TERMINATION_MINUTES, minutes_left, starts_at
 from fastlaunch.placement.check import Check, CheckContext, nowhere
 from fastlaunch.placement.cost_ceiling import CostCeiling, check_budget, cost_ceiling
 from fastlaunch.placement.lookup import Lookup
@@ -177,7 +177,7 @@ def place_on_aws(
 
 
 def fitted(jobs: Jobs, lookup: Lookup) -> tuple[Jobs, tuple[str, ...]]:
-    """Return the jobs as they fit into their capacity block, if they are for one; and what was changed.
+    """Return the jobs as they fit into their capacity block, if they are for one; what was changed, and when.
 
     Raises UserError's kinds where the block cannot carry them at all.
     """
@@ -186,14 +186,23 @@ def fitted(jobs: Jobs, lookup: Lookup) -> tuple[Jobs, tuple[str, ...]]:
         return jobs, ()
     (instance,), (region,) = jobs.instances, options.regions
     block = lookup.reservation(options, instance, region)
+    changes = []
+    if begins_at := starts_at(block, lookup.now):
+        how = (
+            "a schedule in the account starts it then, and nothing has to run here. Until a command looks "
+            "after that, only its own timer and the end of the block end it"
+            if options.detach
+            else "this command waits until then (--detach leaves that to a schedule in the account)"
+        )
+        changes.append(f"{block.id} begins at {utc_minute(begins_at)}: {how}")
     longest = minutes_left(block, lookup.now) - TERMINATION_MINUTES
-    if options.max_minutes <= longest:
-        return jobs, ()
-    change = (
-        f"--max-hours is cut from {options.max_minutes} to {longest} min: EC2 begins to end the "
-        f"instances of {block.id} then"
-    )
-    return replace(jobs, options=replace(options, max_minutes=longest)), (change,)
+    if options.max_minutes > longest:
+        changes.append(
+            f"--max-hours is cut from {options.max_minutes} to {longest} min: EC2 begins to end the "
+            f"instances of {block.id} then"
+        )
+        jobs = replace(jobs, options=replace(options, max_minutes=longest))
+    return jobs, tuple(changes)
 
 
 def checked_sites(jobs: Jobs, lookup: Lookup) -> Placement:
