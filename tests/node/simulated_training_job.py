@@ -33,8 +33,9 @@ class SimulatedTrainingJob:
     """The job `name` of `moto`, which has not got machines until `start`.
 
     folder: an empty one of its own. training: `real` or `fake`. volume_mib: size of every host's volume.
-    mounts: whether /opt/ml is one mount (`whole`) or each of its folders is (`each`). environment: besides
-    the request's. web: a server that its containers reach, besides AWS, as this machine does.
+    mounts: whether /opt/ml is one mount (`whole`) or each of its folders is (`each`). scale: seconds of the
+    node's program in one of ours, if training is fake. environment: besides the request's. web: a server that
+    its containers reach, besides AWS, as this machine does.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class SimulatedTrainingJob:
         training: str = "fake",
         volume_mib: int = 4096,
         mounts: str = "each",
+        scale: float = 1.0,
         environment: Mapping[str, str] | None = None,
         web: tuple[str, int] | None = None,
     ) -> None:
@@ -59,6 +61,7 @@ class SimulatedTrainingJob:
             "training": training,
             "volume_mib": volume_mib,
             "mounts": mounts,
+            "scale": scale,
         }
         self._environment = {"FASTLAUNCH_SHIP_EVERY_S": "0.5", **(environment or {})}
         self._job = moto.training_jobs.job(name)

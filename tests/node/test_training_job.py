@@ -11,6 +11,7 @@ from simulated_training_job import SimulatedTrainingJob
 from training_scene import TrainingScene, tiny_job, training_plan
 
 from fastlaunch.jobs.job import Job
+from fastlaunch_train.node.protocol import IDLE_CODE
 
 SLOWLY = {"FAKE_STEP_S": "0.1"}
 
@@ -56,6 +57,19 @@ def test_a_job_that_is_stopped_keeps_a_checkpoint_and_another_job_goes_on_from_i
     second = jobs.launch(training_plan(run, attempt=2, root=FIRST))
     assert second.wait() == "Completed", second.console
     assert done + steps(jobs.record(second, number=2)) == list(range(1, 61))
+
+
+def test_a_run_that_idles_is_ended_and_the_next_one_is_done(jobs: TrainingScene) -> None:
+    runs = tiny_job(idle_timeout_s=120.0), tiny_job(steps=3, idle_timeout_s=120.0)
+    job = jobs.launch(training_plan(*runs, environment={**SLOWLY, "FAKE_HANG_AT": "4"}), scale=40.0)
+    jobs.wait_for(f"{job.output}/node-0/{FIRST}/rank-")
+    job.hosts[0].gpus_show(1)
+    assert job.wait() == "Failed", job.console
+    status = jobs.status(job)
+    assert outcome(status) == ("failed", f"run {FIRST}: exit code {IDLE_CODE}")
+    assert ends(status) == [("failed", IDLE_CODE), ("completed", 0)]
+    # It was asked, and left its record.
+    assert steps(jobs.record(job)) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("notice", [True, False])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_nvidia_smi import DMESG, NVIDIA_SMI, report
-from simulated_instance import STAND_IN
+from simulated_instance import SCALED_AGENT, STAND_IN
 
 import fastlaunch_train
 
@@ -23,7 +23,8 @@ HERE = Path(__file__).parent
 _MARK = ".sagemaker-uploaded"
 
 _FAKE_PYTHON = """#!/bin/bash
-# The image's Python, whose torchrun is the stand-in for training.
+# The image's Python: the node's program has a clock of its own, and torchrun is the stand-in for training.
+[ "$1" != -I ] || exec {python} -IS {agent} {scale} "$@"
 [ "$2" = fastlaunch_train.process.torchrun ] || exec {python} "$@"
 for word in "$@"; do
   [[ $word != --node-rank=* ]] || export FASTLAUNCH_NODE_RANK=${{word#*=}}
@@ -75,7 +76,8 @@ class Bucket:
 class TrainingHost:
     """Host number `rank` of a job. network: id of a process in the job's network.
 
-    training: `real` runs the container's command to its end, `fake` a stand-in instead of torchrun.
+    training: `real` runs the container's command to its end, `fake` a stand-in instead of torchrun. scale:
+    seconds of the node's program in one of ours, for `fake`.
     """
 
     def __init__(
@@ -89,12 +91,13 @@ class TrainingHost:
         training: str,
         volume_mib: int,
         mounts: str,
+        scale: float,
     ) -> None:
         self.name = container.hosts[rank]
         self._sim = folder
         self._bucket = bucket
         self._copied: dict[str, tuple[int, int, int]] = {}
-        self._furnish(container, training)
+        self._furnish(container, training, scale)
         join = ["nsenter", f"--net=/proc/{network}/ns/net"]
         namespaces = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
         enter = ["bash", str(HERE / "enter_training_host.sh"), str(folder), str(volume_mib), mounts]
@@ -137,6 +140,10 @@ class TrainingHost:
         (first,) = _children(self._process.pid)
         return Path(f"/proc/{first}/root{self._sim}/disk/root")
 
+    def gpus_show(self, percent: int) -> None:
+        """Let nvidia-smi say that each GPU is so busy."""
+        (self._sim / "gpu-use").write_text(f"{percent}\n")
+
     def signal(self, number: signal.Signals) -> None:
         """To the container's first process."""
         (first,) = _children(self._process.pid)
@@ -167,7 +174,7 @@ class TrainingHost:
     def _checkpoints(self) -> Path:
         return self.disk / "opt/ml/checkpoints"
 
-    def _furnish(self, container: Container, training: str) -> None:
+    def _furnish(self, container: Container, training: str, scale: float) -> None:
         sim = self._sim
         for folder in ("bin", "disk", "ml/checkpoints", "ml/input/config"):
             (sim / folder).mkdir(parents=True)
@@ -195,7 +202,9 @@ class TrainingHost:
         python = shlex.quote(sys.executable)
         if training == "fake":
             path = Path(fastlaunch_train.__file__).parents[1]
-            text = _FAKE_PYTHON.format(python=python, path=path, stand_in=STAND_IN)
+            text = _FAKE_PYTHON.format(
+                python=python, path=path, stand_in=STAND_IN, agent=SCALED_AGENT, scale=scale
+            )
             (sim / "bin/python").write_text(text)
             (sim / "bin/python").chmod(0o755)
         for name, text in (("nvidia-smi", NVIDIA_SMI.format(last_gpu=0)), ("dmesg", DMESG)):
