@@ -477,7 +477,7 @@ def test_a_prediction_says_what_its_range_its_class_and_its_figures_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     table = printed(capsys, ["--instance", "p5.48xlarge", "--samples", "100M"])
-    assert re.search(r"\$[\d.]+ \(90% range \d+ to \d+\) in [\d.]+ h, predicted \(class A\)", table)
+    assert re.search(r": \$\d+ \(90% range \d+ to \d+\), [\d.]+ h, predicted \(class A\)\.\n\n", table)
     words = " ".join(table.split())
     assert "* class A: predicted from this model and precision on this generation of GPU" in words
     assert re.search(r"\* published: [\d,]+ images/s by .*; newer runs predict [\d,]+ images/s", words)

@@ -230,7 +230,7 @@ def test_the_cheapest_row_depends_on_the_length_of_the_job() -> None:
     comparison = compared(*rows, usd_per_hour=DOLLAR)
     for steps, recipe in ((500, "bf16"), (700, "compile")):
         (workload,) = finish_json(comparison, steps, CATALOGUE)["workloads"]
-        assert f"cost least with {recipe}" in workload["sentence"]
+        assert workload["sentence"].startswith(f"{recipe}: {steps} steps for $")
         usd = {row["recipe"]: row["usd"]["value"] for row in workload["rows"]}
         assert min(usd, key=lambda name: usd[name]) == recipe
         assert usd["compile"] - usd["bf16"] == pytest.approx(600 - steps, abs=1)
@@ -243,14 +243,11 @@ def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_n
     comparison = compared(run("bf16", 1.0), wide, wrong, usd_per_hour=DOLLAR)
     (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
     assert [row["steps"] for row in workload["rows"]] == [1000, 500, 1000]
-    assert workload["sentence"].startswith(
-        "as many images as 1,000 steps of bf16 at batch 64 cost least with"
-    )
-    assert "with bf16 at batch 64: $1,005 in 16.8 min" in workload["sentence"]
+    assert workload["sentence"] == "bf16 at batch 64: the job for $1,005 in 16.8 min, measured"
     text = finish_table(comparison, 1000, CATALOGUE)
     ranked, others = text.split("not ranked with these:")
     assert "\nte-article " in others and "at batch 128" in others and "\nbf16 at batch 64 " in ranked
-    assert "vit-huge: time and cost for as many images as 1,000 steps of bf16 at batch 64" in text
+    assert "vit-huge on H200: time and cost for as many images as 1,000 steps of bf16 at batch 64" in text
 
 
 def test_without_a_price_the_answer_is_which_row_finishes_first() -> None:
@@ -259,8 +256,8 @@ def test_without_a_price_the_answer_is_which_row_finishes_first() -> None:
         comparison = compared(*rows)
         (workload,) = finish_json(comparison, steps, CATALOGUE)["workloads"]
         assert all(row["hours"] and row["usd"] is None for row in workload["rows"])
-        assert f"{steps} steps finish first with {first}: " in workload["sentence"]
-        assert "$" not in workload["sentence"] and " less than with " in workload["sentence"]
+        assert workload["sentence"].startswith(f"{first}: {steps} steps in ")
+        assert "$" not in workload["sentence"] and " less than " in workload["sentence"]
         answer, _, *table = finish_table(comparison, steps, CATALOGUE).split("\n\n")
         assert " ".join(answer.split()) == f"{workload['sentence']}."
         # The row of the answer is the first of the table.
@@ -277,17 +274,16 @@ def test_a_range_that_is_narrower_than_what_is_assumed_is_not_shown() -> None:
 def test_of_single_runs_the_answer_says_that_there_is_no_range() -> None:
     comparison = compared(run("bf16", 1.0), run("compile", 0.5), usd_per_hour=DOLLAR)
     (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
-    assert workload["sentence"].endswith("less than with bf16, measured, without a range")
+    assert workload["sentence"].endswith("less than bf16, without a range")
 
 
 def test_rows_whose_ranges_overlap_are_not_settled() -> None:
     rows = [*three("bf16", 1.0, by=0.05), *three("compile", 0.99, by=0.05)]
     (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
-    assert workload["sentence"].startswith("it is not settled whether 1,000 steps cost least with compile ($")
-    # With several the sentence stays short.
+    assert workload["sentence"].startswith("not settled between compile and bf16: 1,000 steps for $")
     rows += three("tf32", 0.995, by=0.05)
     (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
-    assert " or one of 2 others, " in workload["sentence"] and len(workload["sentence"].split()) <= 25
+    assert workload["sentence"].startswith("not settled between compile and 2 others: ")
 
 
 def test_rows_without_a_time_make_no_table() -> None:

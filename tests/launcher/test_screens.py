@@ -190,6 +190,32 @@ def test_a_screen_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert len(lines) <= MAX_LINES or name in LONG
 
 
+#: The most words of an answer: it is read at a glance.
+MOST_WORDS = 20
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name.startswith(("compare", "demo", "recommend"))]
+)
+def test_an_answer_is_read_at_a_glance(name: str, width: int) -> None:
+    answer = re.split(r"\.?\n(?=\n|\* )", golden(name, width).read_text(encoding="utf-8"))[0]
+    assert len(answer.split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    "options", ["--finish 10000", "--finish 1000000", "--baseline te-fp8", "--target loss=6.2"]
+)
+def test_an_answer_to_a_further_question_is_too(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    home = load_settings().home
+    home.mkdir(parents=True)
+    with Ledger(home / LEDGER_NAME, clock=lambda: NOW, randomness=random.Random(0)) as ledger:
+        fill(ledger, "compare")
+    argv = f"{COMMANDS['compare']} {options}".split()
+    assert run(argv, replace(app_context(*argv), now=lambda: NOW)) == 0
+    assert len(capsys.readouterr().out.partition("\n\n")[0].split()) <= MOST_WORDS
+
+
 def with_screens(page: str) -> str:
     """Return a page of docs/ with today's golden texts between its markers."""
 

@@ -136,8 +136,8 @@ def what_changed(then: "Comparison", now: "Comparison") -> str:
     """Return a sentence on how prices changed the comparison of the two instances."""
     (old, new), (old_now, new_now) = _pair(then), _pair(now)
     return (
-        f"With {RECIPE} a dollar on {NEW} bought {_fewer(new, old)} fewer images than on {OLD} at the prices"
-        f" of {then.prices_as_of}, and buys {_fewer(new_now, old_now)} fewer at those of {now.prices_as_of}."
+        f"{RECIPE} on {NEW} bought {_fewer(new, old)} fewer images per dollar than on {OLD} in"
+        f" {then.prices_as_of:%Y}, and buys {_fewer(new_now, old_now)} fewer at today's prices."
     )
 
 

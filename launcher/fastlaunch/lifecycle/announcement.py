@@ -344,7 +344,7 @@ def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minut
     max_minutes: the time limit at which unfinished work is stopped.
     """
     from fastlaunch.report.cost import hours_text
-    from fastlaunch.report.text import dollars
+    from fastlaunch.report.text import number
 
     if isinstance(expected, str):
         return f"expected: not known, {expected}."
@@ -361,7 +361,7 @@ def _expected_text(expected: "Expected | str", jobs: Sequence[Job], *, max_minut
     too_long = ""
     if expected.hours.value * 60 > max_minutes:
         too_long = " That is longer than --max-hours: it would be stopped before its end."
-    usd = f"${dollars(expected.usd.value)}{range_in_brackets(expected.usd, dollars)}{rate}"
+    usd = f"${number(expected.usd.value)}{range_in_brackets(expected.usd, number)}{rate}"
     hours = f"{hours_text(expected.hours.value)}{range_in_brackets(expected.hours, hours_text)}"
     parts = [f"{duration_text(s)} of {WORDS.get(part, part)}" for part, s in expected.assumed_s.items()]
     guess = f" This assumes {', '.join(parts)}, which no range includes." if parts else ""

@@ -382,7 +382,7 @@ def _submission(
 def plan_lines(plan: SweepPlan) -> list[str]:
     """Return lines on what the matrix leaves out and why, and the ceilings of each type and of the sweep."""
     from fastlaunch.report.cost import evidence_text
-    from fastlaunch.report.text import dollars
+    from fastlaunch.report.text import number
 
     skipped = {
         (f"{cell.label} on {name}", cell.skipped)
@@ -406,7 +406,7 @@ def plan_lines(plan: SweepPlan) -> list[str]:
         expected, probably = plan.parts[name].expected, ""
         if not isinstance(expected, str):
             evidence = " and ".join(dict.fromkeys(job.rate.evidence_text for job in expected.jobs))
-            usd = f"${dollars(expected.usd.value)}{range_in_brackets(expected.usd, dollars)}"
+            usd = f"${number(expected.usd.value)}{range_in_brackets(expected.usd, number)}"
             probably = f"; expected: probably {usd}, {evidence_text(evidence, expected.assumed_s)}"
         lines.append(f"{name}: {ceiling}{probably}")
     if not plan.ceilings:

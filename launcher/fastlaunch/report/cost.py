@@ -28,6 +28,7 @@ from fastlaunch.report.text import (
     limits,
     name_of,
     number,
+    where_of,
     with_range,
 )
 
@@ -40,25 +41,26 @@ _BOUGHT = {
 
 
 def sentence(cost: Cost, rate: Rate, *, what: str, purchase: str) -> str:
-    """Return `bf16 on p5.48xlarge: $541.58 (539 to 544) in 9.84 h, measured.`"""
-    text = f"{what}{_BOUGHT[purchase]}: {cost_text(cost)}"
-    if cost.fee_usd is not None:
-        text += f" of {cost.block_hours:g} h; the hours used come to {_usd(cost.effective_usd)}"
-    return f"{text}, {rate.evidence_text}."
+    """Return `bf16 on p5.48xlarge: $542 (90% range 539 to 544), 9.84 h, measured.`"""
+    block = "" if cost.fee_usd is None else f" of {cost.block_hours:g} h"
+    return f"{what}{_BOUGHT[purchase]}: {cost_text(cost)}{block}, {rate.evidence_text}."
 
 
-def cost_text(cost: Cost) -> str:
-    """Return `$577 (90% range 540 to 615) in 5.9 h`; without a range, `$577 in 5.9 h`."""
-    limits = "" if cost.usd.low is None else f" (90% range {cost.usd.range_text(number)})"
-    return f"${dollars(cost.usd.value)}{limits} in {hours_text(cost.hours.value)}"
+def cost_text(cost: Cost, *, what: str = "90% range ") -> str:
+    """Return `$577 (90% range 540 to 615), 5.90 h`. what: stands before the range, which may be missing."""
+    usd = cost.usd
+    limits = (
+        f" ({'' if usd.is_boundless else what}{usd.range_text(number)})" if usd.range_text(number) else ""
+    )
+    return f"${number(usd.value)}{limits}, {hours_text(cost.hours.value)}"
 
 
 def tokens_text(rate: Rate, usd: float, samples: float) -> str:
-    """Return `, 13,300 tokens/s, $0.0912 per million tokens`; empty if the workload has no tokens."""
+    """Return `13,300 tokens/s and $0.0912 per million tokens`; empty if the workload has no tokens."""
     per_s, per_million = rate.tokens_per_s, rate.usd_per_million_tokens(usd, samples)
     if per_s is None or per_million is None:
         return ""
-    return f", {per_s.value:,.0f} tokens/s, ${number(per_million)} per million tokens"
+    return f"{per_s.value:,.0f} tokens/s and ${number(per_million)} per million tokens"
 
 
 def hours_text(hours: float) -> str:
@@ -117,7 +119,7 @@ def cells(cost: Cost) -> list[dict[str, str]]:
         {
             "part": row["part"],
             "time": "" if row["seconds"] is None else duration_text(row["seconds"]),
-            "$": dollars(row["usd"]) if row["usd"] else "0",
+            "$": number(row["usd"]) if row["usd"] else "0",
             "evidence": row["evidence"] or "",
             "source": row["source"] or "",
         }
@@ -130,6 +132,8 @@ def notes(cost: Cost) -> Iterator[str]:
     """Yield notes on what the table leaves out: parts assumed to be absent, and intervals."""
     if none := [row["part"] for row in part_rows(cost)[:-1] if not row["usd"] and not row["seconds"]]:
         yield f"nothing is counted for {', '.join(none)}; see `fastlaunch estimate --assume help`"
+    if cost.fee_usd is not None:
+        yield f"the hours used come to {_usd(cost.effective_usd)} of the block's fee"
     if cost.hours.low is None and any(part.name == "restarts" for part in cost.parts):
         yield "hours and dollars vary by the luck on spot, and also by the speed, which has no interval"
     elif cost.hours.low is None:
@@ -202,7 +206,7 @@ def _finishes(
 def _section(workload: str, finishes: list[Finish], width: int) -> str:
     rows = [finish.row for finish in finishes]
     letters = letters_of(rows)
-    is_one_evidence = len({_evidence(finish) for finish in finishes if finish.cost}) == 1
+    known = {_evidence(finish) for finish in finishes if finish.cost}
     is_alike = len({finish.steps for finish in finishes}) == 1
     is_priced = any(row.price for row in rows)
     longest = max((finish.cost.hours.value for finish in finishes if finish.cost), default=1.0)
@@ -220,14 +224,17 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
             lambda finish: finish.row.price and finish.cost and _usd_text(finish.cost),
             align="right",
         ),
-        # If it is the same in all rows, the sentence has it.
-        Column("evidence", lambda finish: None if is_one_evidence else _evidence(finish)),
+        # If it is the same in all rows, the heading has it.
+        Column("evidence", lambda finish: None if len(known) == 1 else _evidence(finish)),
     ]
     assumed_s = {name: s for finish in finishes if finish.cost for name, s in finish.cost.assumed_s.items()}
     has_range = any(_hours(finish.cost).low is not None for finish in finishes if finish.cost)
     notes = [*([_HOW_SURE] if has_range else []), *assumed_note(assumed_s)]
+    evidence = f", {next(iter(known))}" if len(known) == 1 else ""
     heading = textwrap.fill(
-        f"{workload}: time{' and cost' if is_priced else ''} for {_job(finishes, letters)}", width
+        f"{workload}{where_of(rows)}: time{' and cost' if is_priced else ''} for"
+        f" {_job(finishes, letters)}{evidence}",
+        width,
     )
     ordered = _ordered(finishes)
     num_ranked = sum(map(_is_ranked, ordered))
@@ -310,22 +317,20 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
     It names the rows whose ranges overlap with the best row's, or else the runner-up.
     """
     ranked = [finish for finish in _ordered(finishes) if _is_ranked(finish)]
-    job = _job(finishes, letters)
     if not ranked:
-        return f"no row for {job} is both ranked and timed"
+        return f"no row for {_job(finishes, letters)} is both ranked and timed"
     rows, in_dollars = [finish.row for finish in finishes], _in_dollars(finishes)
+    # The heading of the table says as many samples as what.
+    job = _job(finishes, letters) if _is_in_steps(finishes) else "the job"
     best, *others = ranked
+    assert best.cost is not None
+    hours = _hours(best.cost)
+    time = f"in {hours_text(hours.value)}"
+    if in_dollars:
+        took = f"{job} for ${_usd_text(best.cost)} {time}"
+    else:
+        took = f"{job} {time}{limits(hours, _time_unit(hours.value)[1], number)}"
     least = _amount(best, in_dollars=in_dollars)
-    how = "cost least with" if in_dollars else "finish first with"
-
-    def took(finish: Finish) -> str:
-        assert finish.cost is not None
-        hours = _hours(finish.cost)
-        text = hours_text(hours.value)
-        if in_dollars:
-            return f"${_usd_text(finish.cost)} in {text}"
-        return f"{text}{limits(hours, _time_unit(hours.value)[1], number)}"
-
     near = []
     for finish in others:
         amount = _amount(finish, in_dollars=in_dollars)
@@ -333,24 +338,17 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
             near.append(finish)
     name = name_of(best.row, rows, letters=letters)
     if near:
-        # The table has the others, below a heading that says as many samples as what.
-        rivals = f"one of {len(near)} others"
+        rivals = f"{len(near)} others"
         if len(near) == 1:
-            rivals = f"{name_of(near[0].row, rows, letters=letters)} ({took(near[0])})"
-        if not _is_in_steps(finishes):
-            job, how = "the job", "costs least with" if in_dollars else "finishes first with"
-        return (
-            f"it is not settled whether {job} {how} {name} ({took(best)}) or {rivals}, {_evidence(best)}:"
-            " 90% ranges overlap"
-        )
+            rivals = name_of(near[0].row, rows, beside=best.row, letters=letters)
+        return f"not settled between {name} and {rivals}: {took}"
     if not others:
-        return f"{job} {how} {name}: {took(best)}, {_evidence(best)}"
+        return f"{name}: {took}, {_evidence(best)}"
     second = _amount(others[0], in_dollars=in_dollars)
     percent = 100 * (1 - least.value / second.value)
     other = name_of(others[0].row, rows, beside=best.row, letters=letters)
-    unsure = ", without a range" if least.high is None or second.low is None else ""
-    than = other if other.startswith("on ") else f"with {other}"
-    return f"{job} {how} {name}: {took(best)}, {percent:.1f}% less than {than}, {_evidence(best)}{unsure}"
+    sure = "without a range" if least.high is None or second.low is None else _evidence(best)
+    return f"{name}: {took}, {percent:.1f}% less than {other}, {sure}"
 
 
 def _row_to_json(finish: Finish) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
-from fastlaunch.report.cost import hours_text, rate_to_json, tokens_text
+from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text
 from fastlaunch.report.data import fields_to_json
 from fastlaunch.report.text import NO_LETTERS, Labels, Letters, bulleted, dollars, number
 
@@ -27,8 +27,8 @@ _MOST_PUBLISHED = 3
 _CLEARLY, _SAME = 0.03, 0.005
 #: Evidence in a sentence, and what the words of the table mean.
 _IN_WORDS = {
-    "measured": "measured on this instance type",
-    "same GPU": "from measurements on the same GPU",
+    "measured": "measured",
+    "same GPU": "measured on this GPU",
     "published": "as published",
     "predicted": "predicted",
 }
@@ -99,13 +99,10 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
     pick, job = recommendation.pick, recommendation.job
     if pick is not None:
         rate = pick.configuration.rate
-        tokens = tokens_text(rate, pick.usd, pick.samples)
         name = _named(pick, recommendation, letters)
-        costs = _costs(pick, what="90% range ")
-        return f"Train on {name}: {costs}{tokens}, {_IN_WORDS[rate.evidence]}{_class(rate)}."
+        return f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}."
     if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
-    cheapest, fastest = recommendation.front[0], recommendation.front[-1]
     limits = recommendation.limits
     wanted = [
         *([f"{hours_text(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
@@ -113,17 +110,25 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
     ]
     return (
         f"None of {counted(recommendation.num_choices, 'choice')} is certain to take at most"
-        f" {' and '.join(wanted)}. The cheapest is {_named(cheapest, recommendation, letters)}:"
-        f" {_costs(cheapest)}. The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
-        " --max-nodes allows more nodes."
+        f" {' and '.join(wanted)}."
     )
 
 
 def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterator[str]:
-    """Yield sentences on the choices that the pick beats, and on the price at which that changes."""
+    """Yield sentences on the choices that the pick beats, and on the price at which that changes.
+
+    Without a pick, they are on the cheapest and the fastest choice.
+    """
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
+    if pick is None and recommendation.num_choices:
+        cheapest, fastest = recommendation.front[0], recommendation.front[-1]
+        yield f"The cheapest is {_named(cheapest, recommendation, letters)}: {_costs(cheapest)}."
+        yield f"The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
+        yield "--max-nodes allows more nodes."
     if pick is None:
         return
+    if tokens := tokens_text(pick.configuration.rate, pick.usd, pick.samples):
+        yield f"It trains at {tokens}."
     if runner_up is not None:
         ratio = runner_up.usd / pick.usd if pick.usd else 1.0
         speed = runner_up.hours / pick.hours
@@ -199,11 +204,8 @@ def _recipe(choice: Choice, letters: Labels) -> str:
     return f"{letters(in_one_part(query.recipe))}{parts}"
 
 
-def _costs(choice: Choice, *, what: str = "") -> str:
-    """Return `$195 (188 to 203), 28.2 h`. what: stands before the range."""
-    usd, hours = choice.total.usd, hours_text(choice.total.hours.value)
-    limits = "" if usd.low is None else f" ({what if not usd.is_boundless else ''}{_range(usd)})"
-    return f"${number(usd.value)}{limits}, {hours}"
+def _costs(choice: Choice) -> str:
+    return cost_text(choice.total, what="")
 
 
 def _class(rate: Rate) -> str:

@@ -37,6 +37,7 @@ from fastlaunch.report.text import (
     number,
     span,
     times,
+    where_of,
     with_range,
 )
 
@@ -93,9 +94,11 @@ def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
     rows = [result.row for result in results]
     letters = letters_of(rows)
     sentence = _sentence(results, target, letters.in_words)
+    known = {_evidence(result) for result in results if result.time_s}
+    evidence = f", {known.pop()}" if len(known) == 1 else ""
     parts = [
         textwrap.fill(f"{sentence}.", width, break_on_hyphens=False),
-        f"{rows[0].setup.workload}: to {target.text} on held-out data",
+        f"{rows[0].setup.workload}{where_of(rows)}: to {target.text} on held-out data{evidence}",
         table(_ordered(results, target), _columns(results, letters), width, rule=True, missing=UNKNOWN),
         letters.legend(width),
         bulleted(list(notes(results, target, letters)), width),
@@ -126,7 +129,7 @@ def _columns(results: Sequence[RowToTarget], letters: Labels) -> list[Column[Row
         right("seconds", lambda result: span(list(result.times_s.values()), number), 10),
         right("mean s", lambda result: with_range(_beside_assumed(result.time_s, result))),
         right("$", lambda result: with_range(_beside_assumed(result.usd, result), format_value=dollars)),
-        # If it is the same in all rows, the sentence has it.
+        # If it is the same in all rows, the heading has it.
         Column("evidence", lambda result: None if is_one_evidence else _evidence(result), importance=30),
     ]
 
@@ -159,25 +162,19 @@ def _sentence(results: Sequence[RowToTarget], target: Target, letters: Labels = 
 
     def took(result: RowToTarget) -> str:
         assert result.time_s is not None
-        seconds = f"{number(result.time_s.value)} s"
-        text = f"${dollars(result.usd.value)} in" if in_dollars and result.usd else "after"
-        return f"{text} {seconds}"
+        if in_dollars and result.usd:
+            return f"reaches {target.text} for ${dollars(result.usd.value)}"
+        return f"reaches {target.text} after {number(result.time_s.value)} s"
 
     name = name_of(best.row, rows, letters=letters)
-    how = "costs least with" if in_dollars else "is reached first with"
     if not behind:
-        return (
-            f"{target.text} {how} {name}: {took(best)}, the mean of {best.num_seeds} seeds, {_evidence(best)}"
-        )
+        return f"{name} {took(best)}, the mean of {best.num_seeds} seeds"
     second = behind[0]
     other = (
         f"{name_of(second.other.row, rows, letters=letters)} {_margin_text(second, in_dollars=in_dollars)}"
     )
-    if not second.is_settled:
-        return (
-            f"it is not settled whether {target.text} {how} {name} ({took(best)}, {_evidence(best)}): {other}"
-        )
-    return f"{target.text} {how} {name}: {took(best)}, {_evidence(best)}; {other}"
+    unsure = "" if second.is_settled else "not settled: "
+    return f"{unsure}{name} {took(best)}; {other}"
 
 
 def _margin_text(margin: Margin, *, in_dollars: bool) -> str:

@@ -178,7 +178,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
     if best is None:
         return f"nothing is ranked: {name_of(rows[0], rows, letters=letters)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
-    name, per_usd = f"{name_of(first, rows, letters=letters)}{_where(rows)}", first.cost.samples_per_usd
+    name, per_usd = f"{name_of(first, rows, letters=letters)}{where_of(rows)}", first.cost.samples_per_usd
     amount = rate_of(first)[0]
     if priced:
         amount = per_usd.value * shown_unit(first).per_sample if per_usd else None
@@ -197,7 +197,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
         return f"{name} and {other} give the same {what_counts(second, priced)} within 2%"
     if best.kind == UNRESOLVED:
         what = f"gives more {what_counts(second, priced)} than {other}"
-        return f"it is not settled whether {name} {what}{between(ratio)}"
+        return f"not settled whether {name} {what}{between(ratio)}"
     share = _value(first, priced) / _value(second, priced)
     more = f"{says}, {_more_than(share, of_rates=priced or amount is not None)} {other}"
     if best.kind == BETTER:
@@ -205,11 +205,11 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
     if best.kind == WORSE:
         of_second = _ratio(second, priced)
         assert of_second is not None
-        return f"{more}, the next best{between(reciprocal(of_second))}"
+        return f"{more}{between(reciprocal(of_second))}"
     return f"{more}, without an interval"
 
 
-def _where(rows: Sequence[Row]) -> str:
+def where_of(rows: Sequence[Row]) -> str:
     """Return ` on H200`, the one instance type or GPU of all rows; empty where names say it, or on a CPU."""
     places = {row.place for row in rows}
     is_named = rows[0].setup.instance is not None or identify(rows[0].place) is not None
