@@ -191,6 +191,29 @@ def test_a_recipe_that_the_gpu_cannot_run_is_refused_whatever_its_batch() -> Non
         assert "te-bf16" in str(error.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        ("recommend --workload vit-hug", "unknown workload 'vit-hug'"),
+        ("recommend --workload vit-huge --exclude-recipe te-f8", "unknown recipe 'te-f8'"),
+        ("recommend --workload vit-huge --purchase spt", "unknown purchase option 'spt'"),
+        ("recommend --workload vit-huge --assume bot=3", "unknown assumption 'bot'"),
+        ("estimate --workload vit-hug", "unknown workload 'vit-hug'"),
+        ("estimate --recipe te-f8", "unknown recipe 'te-f8'"),
+        ("estimate --recipe te-f8 --instance p5.48xlarge --samples 1M", "unknown recipe 'te-f8'"),
+        ("estimate --instance p5.48xlarg", "unknown instance 'p5.48xlarg'"),
+        ("estimate --assume bot=3", "unknown assumption 'bot'"),
+        ("estimate --recipe compile", "no instance type is named, and the length of the training is missing"),
+        ("recommend --workload vit-huge", "the length of the training is missing"),
+    ],
+)
+def test_a_mistyped_name_is_reported_before_a_missing_option(
+    argv: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv.split()) == 2
+    assert f"error: {problem}\n" in capsys.readouterr().err
+
+
 def test_the_command_that_measures_first_is_of_what_was_asked_for() -> None:
     with pytest.raises(UserError) as error:
         fastlaunch.estimate("vit-tiny", "g6.xlarge", samples=1000, recipe="fp32 optimizer=adamw")

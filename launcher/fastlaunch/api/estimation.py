@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, Price
-from fastlaunch.core.errors import UnknownName, UserError
+from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import enumerated, first_names, parse_count, parse_date
@@ -108,7 +108,7 @@ class Estimate:
 
 def estimate(
     workload: str,
-    instance: str,
+    instance: str | None = None,
     *,
     recipe: str | None = None,
     num_nodes: int = 1,
@@ -147,18 +147,26 @@ def estimate(
     from fastlaunch.analysis.rate import Query, label_of, precision_of, unit_of
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.evidence import known_rows
+    from fastlaunch.lifecycle.evidence import check_names, known_rows
     from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
     context = context or default_context()
-    unit, length = length_of(samples=samples, epochs=epochs, tokens=tokens, target=target)
+    check_names(context, workload, () if recipe is None else (recipe,))
     check_above_zero(num_nodes=num_nodes, batch_size=batch_size, sequence_length=sequence_length)
     assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
     catalogue = load_catalogue(*context.settings.price_files())
+    lengths = {"samples": samples, "epochs": epochs, "tokens": tokens, "target": target}
+    if instance is None:
+        what, hint = "no instance type is named", "give --instance, such as p5.48xlarge"
+        if all(length is None for length in lengths.values()):
+            what += ", and the length of the training is missing"
+            hint += f", and one of {enumerated([f'--{name}' for name in lengths])}"
+        raise UserError(what, hint)
     kind = catalogue.instance(instance.removeprefix(ML))
+    unit, length = length_of(**lengths)
     if catalogue.accelerators[kind.accelerator].compute_capability is None:
         raise UserError(
             f"{kind.name} has {kind.accelerator}, not NVIDIA GPUs: the workloads do not run on it",
@@ -436,11 +444,7 @@ def _not_measured(known: "Known", recipe: "Recipe | str | None", instance: "Inst
         return UserError(f"no run of {workload} with {label} was measured on a GPU", hint)
     try:
         workload_info(workload)
-    except WorkloadError as error:
-        if not known.rows:
-            return UserError(error.message, f"{error.hint}; or a script that was measured")
-        if label and not any(row.setup.is_named(label) for row in known.rows):
-            return UnknownName("variant", label, dict.fromkeys(row.setup.recipe for row in known.rows))
+    except WorkloadError:
         hint = f"submit it with --instance {instance.name}"
         return UserError(f"{workload} is a script that ran on no GPU", hint)
     words = ["fastlaunch", "submit", "--workload", workload, "--instance", instance.name]

@@ -18,7 +18,7 @@ from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.units import enumerated, is_region, parse_date, parse_duration_s
 from fastlaunch.lifecycle.world import World, default_context
-from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.recipes.recipes import resolve_recipe
 
 if TYPE_CHECKING:
     import pandas
@@ -111,12 +111,11 @@ def recommend(
     from fastlaunch.analysis.rate import Origin, published_speeds
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.evidence import known_rows
+    from fastlaunch.lifecycle.evidence import check_names, known_rows
 
     context = context or default_context()
     settings = context.settings
-    unit, length = length_of(samples=samples, tokens=tokens)
-    assert not isinstance(length, str)
+    check_names(context, workload, exclude_recipes)
     check_above_zero(sequence_length=sequence_length)
     if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
         raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")
@@ -136,6 +135,8 @@ def recommend(
     assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of
     catalogue = load_catalogue(*settings.price_files(Path(prices) if prices else None))
+    unit, length = length_of(samples=samples, tokens=tokens)
+    assert not isinstance(length, str)
     scope = Scope(
         max_nodes=max_nodes,
         excluded_recipes=frozenset(exclude_recipes),
@@ -156,10 +157,6 @@ def recommend(
         sequence_length=sequence_length,
     )
     candidates = _candidates(known)
-    names = {*RECIPES, *(row.setup.recipe for row in known.rows)}
-    for name in exclude_recipes:
-        if name not in names:
-            raise UnknownName("recipe", name, names)
     left_out: list[LeftOut] = []
     unsold: list[LeftOut] = []
     warnings: list[str] = []

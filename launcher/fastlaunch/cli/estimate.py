@@ -24,7 +24,6 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.activity import activity
-from fastlaunch.core.errors import UserError
 
 
 @click.command(
@@ -109,12 +108,6 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
     if "help" in options["assume"]:
         print_rows(_assumptions(), output=output)
         return
-    if instance is None:
-        what, hint = "no instance type is named", "give --instance, such as p5.48xlarge"
-        if all(options[name] is None for name in ("samples", "epochs", "tokens", "target")):
-            what += ", and the length of the training is missing"
-            hint += ", and one of --samples, --epochs, --tokens and --target"
-        raise UserError(what, hint)
     with answer_first() as context:
         with activity("adding up the training"):
             estimate = api.estimate(workload, instance, context=context, **options)

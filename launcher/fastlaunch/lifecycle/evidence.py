@@ -3,7 +3,7 @@
 import datetime
 import glob
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, accelerator_of
 from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
-from fastlaunch.core.errors import UserError
+from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import counted, utc_day
@@ -36,7 +36,9 @@ from fastlaunch.lifecycle.model_size import model_size
 from fastlaunch.lifecycle.world import World
 from fastlaunch.measure.published import shipped_runs, shipped_workloads
 from fastlaunch.measure.summary import WORDS, Interval, RunSummary, Setup
-from fastlaunch_train.workloads.registry import SHAPES, function_arguments, workload_info
+from fastlaunch_train.recipes.recipe import RecipeError
+from fastlaunch_train.recipes.recipes import RECIPES, resolve_recipe
+from fastlaunch_train.workloads.registry import SHAPES, WorkloadError, function_arguments, workload_info
 
 if TYPE_CHECKING:
     from fastlaunch.ledger.ledger import Run
@@ -194,6 +196,41 @@ def measured_anchors(
         comparisons = {origin: known.comparisons[origin] for origin in Origin if kept[origin]}
         anchors += replace(known, comparisons=comparisons).anchors
     return anchors
+
+
+def check_names(context: World, workload: str, recipes: Iterable[str] = ()) -> None:
+    """Raise UserError for a workload or recipe that is neither ours nor of a run that was measured.
+
+    It is quick, so that a mistyped name is reported before an option that is missing.
+    """
+    measured = [summary.setup for summary in shipped_runs(workload).values()]
+    if (context.settings.home / LEDGER_NAME).exists():
+        from fastlaunch.ledger.ledger import open_ledger
+
+        with open_ledger(context.settings, clock=context.now) as ledger:
+            runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
+        measured += [run.summary.setup for run in runs if run.summary is not None]
+    is_script = False
+    try:
+        workload_info(workload)
+    except WorkloadError as error:
+        is_script = True
+        if not measured:
+            hint = "or a script that was measured, by its name in `fastlaunch runs list`"
+            raise UserError(error.message, f"{error.hint}; {hint}") from None
+    for recipe in recipes:
+        if any(setup.is_named(recipe) for setup in measured):
+            continue
+        names = {setup.recipe for setup in measured}
+        if is_script:
+            raise UnknownName("variant", recipe, names)
+        name, *overrides = recipe.split(" ")
+        if name not in RECIPES:
+            raise UnknownName("recipe", recipe, {*RECIPES, *names})
+        try:
+            resolve_recipe(name, overrides)
+        except RecipeError as error:
+            raise UserError(error.message, error.hint) from None
 
 
 def known_rows(
