@@ -242,3 +242,12 @@ def test_the_heading_of_a_bar_is_words(width: int) -> None:
     lines = as_overview(compared(runs("bf16", 0.1, 0.101), runs("compile", 0.09, 0.091)), width=width)
     (heading,) = (line for line in lines.splitlines() if line.startswith("recipe"))
     assert ("better" in heading) is any("█" in line for line in lines.splitlines())
+
+
+def test_a_note_wraps_and_is_never_cut() -> None:
+    failed = Check(name="isolation", passed=False, detail=f"{'word ' * 60}end")
+    comparison = compared([*FOUR, *runs("te-article", 0.04, checks=(failed,))])
+    for width in (80, 120):
+        text = as_overview(comparison, width=width)
+        assert "word end" in " ".join(text.split()) and "..." not in text
+        assert max(map(len, text.splitlines())) <= width

@@ -142,7 +142,7 @@ def table(
     done: list[str] = []
     for number, cells_of_row in enumerate(wrapped, start=-num_headings):
         if titles and (title := titles.get(number)):
-            done.append(title if width is None else textwrap.shorten(title, width, placeholder="..."))
+            done += [title] if width is None else textwrap.wrap(title, width, break_on_hyphens=False)
         done += [next(drawn) for _ in range(max(cell.count("\n") for cell in cells_of_row) + 1)]
     if left:
         done += _wrapped(f"(left out for want of room: {', '.join(left)})", width or 0)

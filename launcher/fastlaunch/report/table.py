@@ -186,7 +186,7 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 #: Headings of bars, the longest first.
 _BETTER = ("longer is better", "better →")
 #: The most rows of a further section if there are many rows; notes; lines of a note.
-_MANY, _MOST_FURTHER, _MOST_NOTES, _MOST_LINES = 16, 4, 4, 2
+_MANY, _MOST_FURTHER, _MOST_NOTES = 16, 4, 4
 
 
 def as_overview(
@@ -276,7 +276,7 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
         heading(rows, width),
         table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),
         letters.legend(width),
-        "\n".join(_short(note, width) for note in notes[:most_notes]),
+        bulleted(notes[:most_notes], width),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -315,15 +315,6 @@ def throughput_only(rows: Sequence[Row]) -> str:
     if not any(judged):
         return "throughput only"
     return f"throughput only, ratios within the batch{'' if all(judged) else ' where there is a verdict'}"
-
-
-def _short(note: str, width: int) -> str:
-    """Return the note in at most two lines."""
-    lines = bulleted([note], width).splitlines()
-    if len(lines) <= _MOST_LINES:
-        return "\n".join(lines)
-    last = textwrap.shorten(" ".join(lines[1:]), width - 2, placeholder=" ...", break_on_hyphens=False)
-    return f"{lines[0]}\n  {last}"
 
 
 def _bar(share: float, room: int) -> str:
