@@ -1,6 +1,7 @@
 """`fastlaunch doctor` over an AWS on loopback: what a new user sees, and what it ends with."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,7 +73,9 @@ def test_where_all_is_there_it_ends_with_0_and_the_next_command(
 ) -> None:
     assert doctor(*TYPE) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("17 checks: 17 ok.\n")
+    assert out.startswith("Nothing is missing: 17 of 17 checks ok.\n\n")
+    # A column has one kind of thing: types and places stand in two.
+    assert "  region or zone  " in out and "p5.48xlarge in us-east-1" not in out
     assert "(account 123456789012)" in out and "config.yaml" in out
     assert err.endswith("next: fastlaunch submit --instance p5.48xlarge --recipe bf16 --dry-run\n")
     # It changes nothing but one object, and asks each thing once, but for who is logged in and the role.
@@ -135,6 +138,7 @@ def test_without_a_login_it_says_what_to_do(
 ) -> None:
     assert doctor(*TYPE, aws=Aws(attempts=1)) == 3
     out, err = capsys.readouterr()
+    assert re.match(r"\d of \d+ checks failed: (.*, )?config(, .*)?; .* not checked\.\n\n", out)
     assert "failed: login: " in out and "Unable to locate credentials" in out
     assert "failed: config (us-east-1): neither bucket nor instance profile is named" in out
     assert "not asked, for want of a login" in out

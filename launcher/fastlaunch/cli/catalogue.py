@@ -45,7 +45,7 @@ _WORKLOAD_HEADERS = {
     "batch_size": "batch",
     "description": "description",
 }
-_EXPERIMENT_HEADERS = {"name": "experiment", "runs": "runs", "length": "of", "description": "description"}
+_EXPERIMENT_HEADERS = {"name": "experiment", "runs": "runs", "length": "length", "description": "description"}
 _VARIANT_HEADERS = {
     "workload": "workload",
     "recipe": "recipe",

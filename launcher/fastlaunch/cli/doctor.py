@@ -16,15 +16,24 @@ from fastlaunch.cli.submit_options import declared_options
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_CLOUD_REFUSED, EXIT_DONE, CloudRefused
 from fastlaunch.core.paths import shipped
-from fastlaunch.core.units import split_names, utc_day
+from fastlaunch.core.units import counted, first_names, split_names, utc_day
 from fastlaunch.jobs.option_rules import backend_of, check_on_aws
 from fastlaunch.jobs.options import ML, Options
 from fastlaunch.lifecycle.world import World
+from fastlaunch.placement.check import Result
 
 if TYPE_CHECKING:
     from fastlaunch.placement.check import Check, CheckContext
 
-_HEADERS = {"result": "result", "check": "check", "where": "where", "message": ""}
+_HEADERS = {
+    "result": "result",
+    "check": "check",
+    "instance": "instance",
+    "place": "region or zone",
+    "message": "detail",
+}
+#: The most names in the answer.
+_MOST_NAMED = 6
 
 
 @click.command(
@@ -127,28 +136,52 @@ def _exit_code(results: Sequence["Check"]) -> int:
     return EXIT_CLOUD_REFUSED if EXIT_CLOUD_REFUSED in codes else max(codes, default=EXIT_DONE)
 
 
-def _where(check: "Check") -> str:
-    """Return `p5.48xlarge in us-east-1`, `us-east-1a`, or empty for checks of all sites."""
-    place = check.zone or check.region
-    return " in ".join(filter(None, (check.instance, place)))
+def _named(check: "Check") -> str:
+    """Return `quota (p5.48xlarge in us-east-1)`; the name alone for checks of all sites."""
+    place = " in ".join(filter(None, (check.instance, check.zone or check.region)))
+    return f"{check.name} ({place})" if place else check.name
 
 
 def _print(results: Sequence["Check"]) -> None:
-    rows = []
+    # What needs action stands in full above the table, failures first.
+    pressing = [
+        check
+        for check in results
+        if check.result in (Result.FAILED, Result.WARNING)
+        or (check.result == Result.NOT_CHECKED and check.hint)
+    ]
     lines = []
-    for check in results:
-        # Results that need action are repeated in full below the table.
-        is_brief = check.result == "ok" or (check.result == "not checked" and not check.hint)
-        where = _where(check)
-        message = check.message if is_brief else None
-        rows.append({"result": str(check.result), "check": check.name, "where": where, "message": message})
-        if not is_brief:
-            about = f"{check.name} ({where})" if where else check.name
-            lines.append(f"{check.result}: {about}: {check.message}")
-            lines += [f"  {check.hint}"] if check.hint else []
-    counts = Counter(str(check.result) for check in results)
-    counted = ", ".join(f"{number} {result}" for result, number in counts.items())
-    click.echo("\n".join([plain_table(rows, _HEADERS), "", *lines, f"{len(results)} checks: {counted}."]))
+    for check in sorted(pressing, key=lambda check: check.result != Result.FAILED):
+        lines.append(f"{check.result}: {_named(check)}: {check.message}")
+        lines += [f"  {check.hint}"] if check.hint else []
+    rows = [
+        {
+            "result": str(check.result),
+            "check": check.name,
+            "instance": check.instance,
+            "place": check.zone or check.region,
+            "message": "see above" if check in pressing else check.message,
+        }
+        for check in results
+    ]
+    click.echo("\n\n".join(filter(None, [_answer(results), "\n".join(lines), plain_table(rows, _HEADERS)])))
+
+
+def _answer(results: Sequence["Check"]) -> str:
+    """Return `2 of 12 checks failed: login, config; 1 warning, 8 not checked.`"""
+    counts = Counter(check.result for check in results)
+    failed = dict.fromkeys(check.name for check in results if check.result == Result.FAILED)
+    of_all = f"of {counted(len(results), 'check')}"
+    if failed:
+        answer = f"{counts[Result.FAILED]} {of_all} failed: {first_names([*failed], _MOST_NAMED)}"
+    elif counts[Result.OK] == len(results):
+        answer = f"Nothing is missing: {len(results)} {of_all} ok"
+    else:
+        answer = f"No check failed: {counts[Result.OK]} {of_all} ok"
+    others = (
+        f"{counts[result]} {result}" for result in (Result.WARNING, Result.NOT_CHECKED) if counts[result]
+    )
+    return f"{'; '.join(filter(None, [answer, ', '.join(others)]))}."
 
 
 def _print_json(results: Sequence["Check"]) -> None:
