@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fastlaunch.catalog.prices import age_note
 from fastlaunch.core.errors import UnknownName, UserError
 from fastlaunch.core.home import LEDGER_NAME, check_home
+from fastlaunch.core.settings import Budgets
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import split_names
 from fastlaunch.jobs.build import Jobs, build_jobs, check_names
@@ -25,7 +26,6 @@ from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import DryRun, announcement
-from fastlaunch.lifecycle.budgets import check_budgets, check_offline, others_of
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
 from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
@@ -60,6 +60,8 @@ def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryR
     expected = expected_of(placement, world)
     with launching(placement, world) as launcher:
         if placement.sites:
+            from fastlaunch.lifecycle.budgets import check_budgets, others_of
+
             check_budgets(launcher, placement.ceiling.usd, others=others_of(launcher))
             world.report(announcement(placement, launcher.ledger, expected))
             world.confirm("Start it?", yes=yes)
@@ -237,7 +239,10 @@ def check_offline_budget(placement: Placement, world: World, *, dry_run: bool) -
         check_budget(ceiling, typed_usd if dry_run else budget_usd)
     if dry_run and budget_usd is not None and ceiling.is_above(budget_usd):
         world.report(as_warning(f"{ceiling.usd:,.2f} USD is above {BUDGET} of ${budget_usd:,.2f}"))
-    check_offline(world, ceiling.usd, dry_run=dry_run)
+    if world.settings.budgets != Budgets():
+        from fastlaunch.lifecycle.budgets import check_offline
+
+        check_offline(world, ceiling.usd, dry_run=dry_run)
 
 
 def report_jobs(jobs: Jobs, world: World) -> None:
