@@ -17,7 +17,7 @@ from fastlaunch.backends.local import LocalBackend, LocalSettings
 from fastlaunch.cli.main import run as run_command
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import NoCapacity, UserError
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.jobs.job import Script
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.scripts import script_spec
@@ -25,7 +25,14 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.finish import finish_attempt
 from fastlaunch.lifecycle.launcher import Submission
-from fastlaunch.lifecycle.resume import Resumable, jobs_of, left_runs, resumable, slow_checkpoint
+from fastlaunch.lifecycle.resume import (
+    Resumable,
+    idle_end,
+    jobs_of,
+    left_runs,
+    resumable,
+    slow_checkpoint,
+)
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.world import World as RealWorld
 
@@ -443,3 +450,31 @@ def test_the_longest_checkpoint_of_the_same_training_is_reported(
 def test_otherwise_there_is_no_warning(measured: Ledger, changes: dict[str, str]) -> None:
     spot = job(**{"purchase": "spot", **changes})
     assert slow_checkpoint(measured, [spot], backend="ec2") is None
+
+
+# Whether an earlier run hung, by what its machine said of its GPUs
+
+
+@pytest.mark.parametrize(
+    ("uses", "changes", "text"),
+    [
+        ("93%\n" * 30 + "0%\n" * 30, {}, "did nothing in its last 60 min"),
+        ("93%\n" * 30 + "0%\n" * 30, {"idle_timeout_s": 600.0}, None),
+        ("93%\n" * 30 + "0%\n" * 30, {"recipe": "te-fp8"}, None),
+        ("0%\n" * 30 + "93%\n" * 30, {}, None),
+        ("93%\n" * 58 + "0%\n" * 2, {}, None),
+        ("", {}, None),
+    ],
+)
+def test_a_run_that_hung_before_is_named(
+    world: World, uses: str, changes: dict[str, Any], text: str | None
+) -> None:
+    run = world.add()
+    attempt = world.attempt(run)
+    world.ledger.end_attempt(attempt.id, RunState.INTERRUPTED, billed_seconds=7200, lived_s=7200)
+    world.ledger.set_state(run.id, RunState.INTERRUPTED, ending=Ending.TIME_LIMIT)
+    folder = world.home / "runs" / run.id
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpu-use-a1.txt").write_text(uses)
+    warning = idle_end(world.ledger, [job(**changes)], world.home)
+    assert (text is None and warning is None) or (text is not None and warning and text in warning)

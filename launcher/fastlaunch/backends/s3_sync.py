@@ -236,11 +236,16 @@ def node_log_path(home: Path, token: str, node: int = 0) -> Path:
 
 def gpu_use(home: Path, token: str) -> float | None:
     """Return how busy the first node's GPUs were last, from 0 to 1; None if it does not say."""
+    return next(reversed(gpu_uses(home, token)), None)
+
+
+def gpu_uses(home: Path, token: str) -> list[float | None]:
+    """Return all that the first node said of its GPUs' use, oldest first; None for what is no use."""
     try:
         *lines, _ = _gpu_use_path(home, token).read_text().split("\n")
     except (OSError, ValueError):
-        return None
-    return mean_gpu_use(lines[-1].rstrip("%")) if lines else None
+        return []
+    return [mean_gpu_use(line.rstrip("%")) for line in lines]
 
 
 def _gpu_use_path(home: Path, token: str, node: int = 0) -> Path:

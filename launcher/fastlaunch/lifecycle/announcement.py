@@ -81,7 +81,7 @@ class DryRun:
 
 def announcement(placement: Placement, ledger: "Ledger", expected: "Expected | str") -> str:
     """Return what will be done, warnings about it, and finally its cost."""
-    from fastlaunch.lifecycle.resume import slow_checkpoint
+    from fastlaunch.lifecycle.resume import idle_end, slow_checkpoint
 
     options, site = placement.options, placement.sites[0]
     topics = _topics_of(placement, expected)
@@ -89,6 +89,8 @@ def announcement(placement: Placement, ledger: "Ledger", expected: "Expected | s
     notes = [*placement.changes, *warnings_of(placement)]
     if slow := slow_checkpoint(ledger, placement.jobs_at(), backend=site.backend):
         notes.append(as_warning(slow))
+    if idle := idle_end(ledger, placement.jobs_at(), ledger.path.parent):
+        notes.append(as_warning(idle))
     if options.detach and options.until_resolved:
         notes.append("--until-resolved needs a launcher that follows: with --detach all rounds run")
     if options.detach and site.backend == "ec2" and options.purchase == "spot":

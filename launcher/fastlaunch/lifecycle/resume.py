@@ -1,6 +1,6 @@
 """Decides what another attempt at a run can go on with: a checkpoint, the minutes left, sites.
 
-Also warns where checkpoints are too slow for spot.
+Also warns where checkpoints were too slow for spot, and where runs hung.
 """
 
 import glob
@@ -16,18 +16,22 @@ from fastlaunch.core.data import read
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.ownership import MIN_MINUTES
 from fastlaunch.core.plan import Ending, RunState
+from fastlaunch.core.units import duration_text
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import checkpoints
-from fastlaunch_train.node.protocol import newest_checkpoint
+from fastlaunch_train.node.protocol import LEAST_USE, newest_checkpoint
 
 #: Subfolder of a run's folder for what a script writes: its $FASTLAUNCH_OUTPUT.
 OUTPUT = "output"
 #: The longest time for a checkpoint on spot. EC2 gives two minutes; the rest is for the step under way and
 #: the upload.
 LONGEST_S = 60.0
+#: A run whose GPUs did nothing for so long, until one of these ended it, hung.
+_LONG_IDLE_S = 600.0
+_STOPPED_BY_OTHERS = (Ending.TIME_LIMIT, Ending.STOPPED, Ending.CANCELLED)
 #: How long to wait after a request that got no machine.
 _RETRY_AFTER = timedelta(minutes=10)
 #: The consequence of a slower checkpoint. SageMaker documents 120 s between SIGTERM and the end for jobs that
@@ -232,3 +236,28 @@ def slow_checkpoint(ledger: Ledger, jobs: Iterable[Job], *, backend: str) -> str
         f"a checkpoint of {run.recipe} on {run.workload} took {longest_s:.0f} s to write (run {run.id}): "
         f"{_CONSEQUENCES[backend]}"
     )
+
+
+def idle_end(ledger: Ledger, jobs: Sequence[Job], home: Path) -> str | None:
+    """Return a warning if a run of the same workload and recipe idled until something else ended it.
+
+    None if the jobs have --idle-timeout, which ends such a run.
+    """
+    like = {(job.workload, job.label): job for job in jobs if job.terms.idle_timeout_s is None}
+    workloads = sorted({f"workload={glob.escape(workload)}" for workload, _ in like})
+    for run in reversed(ledger.fetch_comparable(workloads) if workloads else ()):
+        job = like.get((run.workload, run.recipe))
+        if job is None or run.ending not in _STOPPED_BY_OTHERS:
+            continue
+        least = LEAST_USE / max(1, job.num_gpus // job.num_nodes)
+        for attempt in ledger.attempts_of(run.id)[-1:]:
+            uses = s3_sync.gpu_uses(home, attempt.token)
+            busy = [at for at, use in enumerate(uses) if use is None or use >= least]
+            num_idle = len(uses) - 1 - max(busy, default=-1)
+            idle_s = num_idle / len(uses) * (attempt.billing.lived_s or 0.0) if uses else 0.0
+            if idle_s >= _LONG_IDLE_S:
+                return (
+                    f"run {run.id} of {run.recipe} on {run.workload} did nothing in its last "
+                    f"{duration_text(idle_s)}, and was billed for it: --idle-timeout 15min ends such a run"
+                )
+    return None

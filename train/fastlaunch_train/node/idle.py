@@ -6,9 +6,7 @@ from pathlib import Path
 
 from fastlaunch_train.node.commands import Clock
 from fastlaunch_train.node.gpus import Gpus
-
-#: Use of all GPUs together below which they do nothing: one that only holds memory shows 0 or 1%.
-LEAST_USE = 0.02
+from fastlaunch_train.node.protocol import LEAST_USE
 
 
 class IdleWatch:

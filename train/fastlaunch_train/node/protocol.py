@@ -48,6 +48,8 @@ FABRIC_CODE = 78
 HARDWARE_CODE = 79
 #: The agent's exit code for a run that it ended since it idled, and what that means.
 IDLE_CODE = 80
+#: Use of all GPUs together below which they do nothing: one that only holds memory shows 0 or 1%.
+LEAST_USE = 0.02
 IDLE = "ended by --idle-timeout: its GPUs did nothing, and it recorded no step"
 #: Exit codes of docker, or of a shell without a program to run: the next run would fail, too.
 CONTAINER_CODES = (125, 126, 127)
