@@ -19,10 +19,10 @@ import yaml
 from drawn import Death, View, draw_death, draw_faults, draw_view
 from ec2_builders import IMAGE
 from fake_machines import jobs, nodes
-from fake_scheduler import Scheduler
 from foreign import Foreign
 from forked_launcher import Command, Order, Zygote
 from lives import Output
+from moto_schedules import Scheduler
 from moto_server import MotoServer
 from network import STRANGER_KEY, Faults, Network
 from submissions import REGIONS, SUBMISSIONS, furnish, num_nodes_of, saves

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fake_scheduler import Scheduler
 from foreign import Foreign
 from lives import Output
+from moto_schedules import Scheduler
 from moto_server import MotoServer
 
 from fastlaunch.core.plan import RunState

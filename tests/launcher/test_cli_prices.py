@@ -30,6 +30,7 @@ PRICE = {
     "inferred": False,
     "secondary": False,
     "source": "AWS price list, us-east-1, generated 2026-07-20",
+    "buying": None,
 }
 
 

@@ -10,6 +10,7 @@ from cloud_commands import configure
 from fake_train.launcher import app_context
 from fake_train.processes import runs
 from moto_nodes import Block
+from moto_schedules import Scheduler
 from moto_server import MotoServer, backend
 
 from fastlaunch.aws.client import Aws
@@ -131,6 +132,68 @@ def test_a_block_is_used_and_none_is_bought(account: MotoServer, capsys: pytest.
         and plan.sunk_usd == 1887.84
         and plan.max_cost_usd == pytest.approx(170.43 + 2 * 130 / 60 * 31 / 672)
     )
+
+
+def sent_twice(account: MotoServer) -> tuple[dict[str, Any], ...]:
+    """Parameters of the start's two requests."""
+    return tuple(dict(sent.parameters) for sent in account.sent("RunInstances"))
+
+
+def test_a_block_that_is_to_come_is_started_by_its_schedule(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begins = (datetime.now(UTC) + timedelta(days=2)).replace(second=0, microsecond=0)
+    block(account, state="scheduled", starts_at=begins, ends_at=begins + timedelta(days=1))
+    assert fastlaunch(*SUBMIT, *IN_BLOCK) == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert f"{RESERVATION} begins at {begins:%Y-%m-%d %H:%M} UTC: a schedule in the account starts it" in err
+    assert account.sent("RunInstances") == [] and "Nothing has to run here" in err
+    (job,) = runs()
+    with open_ledger(load_settings()) as ledger:
+        (attempt,) = ledger.attempts_of(job.id)
+        plan = ledger.plan_of(attempt.id)
+    assert plan is not None and job.state is RunState.PLANNED
+    assert fastlaunch("status", job.id) == 0
+    shown = capsys.readouterr().out
+    assert f"a schedule starts it at {begins:%Y-%m-%d %H:%M} UTC" in shown and "planned" in shown
+    assert fastlaunch("reap", "--yes") == 0
+    assert "it starts its attempt later" in capsys.readouterr().out
+    scheduler = Scheduler(server=account, regions=["us-east-1"])
+    scheduler.carry_out(begins - timedelta(minutes=1))
+    assert account.sent("RunInstances") == []
+    block(account, starts_at=begins, ends_at=begins + timedelta(days=1))
+    scheduler.carry_out(begins + timedelta(minutes=10))
+    # The second of the two requests, which are the plan's, starts nothing.
+    assert len(account.instances("pending", "running")) == 2 and scheduler.names() == {}
+    first, second = sent_twice(account)
+    AWS.run_instances("us-east-1", plan.request)
+    assert first == second == account.sent("RunInstances")[-1].parameters
+
+
+def test_without_a_block_what_aws_sells_is_shown_with_what_it_would_leave_unused(
+    account: MotoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = account.price_lists
+    lists.blocks = [
+        ("p5.48xlarge", "us-east-1b", "2026-11-25T11:30:00.000Z", 24, usd) for usd in (900.0, 720.0)
+    ]
+    lists.plans = [("ml.p5.48xlarge", "us-east-1c", 1_764_000_000.0, 24, 960.0)]
+    here = ("--purchase", "capacity-block", "--instance")
+    assert fastlaunch(*SUBMIT, *here, "p5.48xlarge") == 2
+    err = capsys.readouterr().err
+    assert "no capacity block is named" in err and "fastlaunch does not buy" in err
+    first, second = (line.strip() for line in err.splitlines() if "purchase-capacity-block" in line)
+    assert first == (
+        "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-0a1 "
+        "--instance-platform Linux/UNIX"
+    )
+    assert "cb-0a0" in second and "$720.00 in us-east-1b from 2026-11-25 11:30 UTC: " in err
+    # Twenty steps take minutes, by the published figures.
+    assert "this training would probably not use 23.9 h of it, $71" in err
+    assert fastlaunch(*SUBMIT, *here, "ml.p5.48xlarge") == 2
+    err = capsys.readouterr().err
+    assert "aws sagemaker create-training-plan --region us-east-1" in err and "tpo-0" in err
+    assert not any("Purchase" in one.action or "CreateTrainingPlan" in one.action for one in account.sent())
 
 
 def test_the_budget_is_held_against_what_the_block_costs_effectively(

@@ -262,6 +262,12 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     assert (plan.purchase, plan.zone, plan.usd_per_hour) == ("training-plan", "us-east-1c", 35.0)
     assert (block.starts_at, block.hours) == ("2026-11-25T11:30+00:00", 24)
     assert "24 h of one instance from 2026-11-25T11:30+00:00" in block.price.source
+    assert block.price.buying == (
+        "aws ec2 purchase-capacity-block --region us-east-1 --capacity-block-offering-id cb-0a1 "
+        "--instance-platform Linux/UNIX   # $720.00"
+    )
+    assert "--training-plan-offering-id tpo-1   # $840.00" in (plan.price.buying or "")
+    assert spot.price.buying is None
     assert (spot.zone, spot.usd_per_hour, spot.median_usd_per_hour, spot.p90_usd_per_hour) == (
         *("us-east-1a", 30.0, 20.0, 20.0),
     )
@@ -270,6 +276,8 @@ def test_spot_and_capacity_blocks_are_kept_by_zone(
     ask = ["prices", "--gpu", "h100:8", "--service", "ec2", "--output", "json"]
     assert run([*ask, "--sort", "machine"], obj=context) == 0
     rows = json.loads(capsys.readouterr().out)["prices"]
+    assert run(["prices", "--gpu", "h100:8"], obj=context) == 0
+    assert f"  {block.price.buying}\n" in capsys.readouterr().out
     assert [(row["purchase"], row["zone"], row["usd_per_hour"], row["interruption"]) for row in rows] == [
         ("capacity-block", "us-east-1b", 30.0, None),
         ("spot", "us-east-1a", 30.0, interruption("p5.48xlarge", "us-east-1")),

@@ -635,11 +635,16 @@ def _block_hours(billed_hours: Interval, assumptions: Assumptions) -> float:
                 "give a longer block: --assume block_hours=N",
             )
         return assumptions.block_hours
+    return 24.0 * block_days(needed)
+
+
+def block_days(hours: float) -> int:
+    """Return the days of the shortest block of so many hours. Raises UserError if none is long enough."""
     for days in _BLOCK_DAYS:
-        if days * 24 >= needed:
-            return 24.0 * days
+        if days * 24 >= hours:
+            return days
     raise UserError(
-        f"the training may take {needed / 24:,.0f} days, and the longest block has {_BLOCK_DAYS[-1]}",
+        f"the training may take {hours / 24:,.0f} days, and the longest block has {_BLOCK_DAYS[-1]}",
         "use more nodes, or buy it on demand",
     )
 

@@ -138,6 +138,7 @@ def _row(price: "Price", catalogue: "Catalogue", settings: "Settings", quota: in
         "inferred": price.inferred,
         "secondary": price.secondary,
         "source": price.source,
+        "buying": price.buying,
     }
 
 

@@ -207,20 +207,25 @@ class Ec2Calls(AwsSession):
                 changes.setdefault(offer, []).append((change["Timestamp"], usd))
         return {offer: sorted(prices) for offer, prices in changes.items()}
 
-    def block_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
-        """Return the capacity blocks of one instance that EC2 offers for so many hours."""
+    def block_offerings(
+        self, region: str, instance_type: str, hours: int, num_instances: int = 1
+    ) -> list[BlockOffering]:
+        """Return the capacity blocks of so many instances that EC2 offers for so many hours."""
         blocks = self.items(
             *("ec2", region, "DescribeCapacityBlockOfferings", "CapacityBlockOfferings"),
             subject=instance_type,
             InstanceType=instance_type,
-            InstanceCount=1,
+            InstanceCount=num_instances,
             CapacityDurationHours=hours,
         )
         return [
             BlockOffering(
+                id=block["CapacityBlockOfferingId"],
                 zone=block["AvailabilityZone"],
                 starts_at=block["StartDate"],
-                usd_per_hour=fee_usd / (block["CapacityBlockDurationHours"] * block["InstanceCount"]),
+                hours=block["CapacityBlockDurationHours"],
+                fee_usd=fee_usd,
+                num_instances=block["InstanceCount"],
             )
             for block in blocks
             if block.get("CurrencyCode", "USD") == "USD" and (fee_usd := usd_of(block["UpfrontFee"]))

@@ -157,21 +157,26 @@ class SageMakerCalls(AwsSession):
             if not is_unknown_job(error) and "is in status" not in error.message:
                 raise
 
-    def plan_offerings(self, region: str, instance_type: str, hours: int) -> list[BlockOffering]:
-        """Return the training plans of one instance that SageMaker offers for so many hours."""
+    def plan_offerings(
+        self, region: str, instance_type: str, hours: int, num_instances: int = 1
+    ) -> list[BlockOffering]:
+        """Return the training plans of so many instances that SageMaker offers for so many hours."""
         answer = self.call(
             *("sagemaker", region, "SearchTrainingPlanOfferings"),
             subject=instance_type,
             InstanceType=instance_type,
-            InstanceCount=1,
+            InstanceCount=num_instances,
             DurationHours=hours,
             TargetResources=["training-job"],
         )
         return [
             BlockOffering(
+                id=plan["TrainingPlanOfferingId"],
                 zone=capacity[0]["AvailabilityZone"],
                 starts_at=capacity[0]["StartTime"],
-                usd_per_hour=fee_usd / plan["DurationHours"],
+                hours=plan["DurationHours"],
+                fee_usd=fee_usd,
+                num_instances=num_instances,
             )
             for plan in answer["TrainingPlanOfferings"]
             if plan.get("CurrencyCode", "USD") == "USD"

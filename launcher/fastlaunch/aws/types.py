@@ -145,7 +145,15 @@ class RegistryLogin:
 class BlockOffering:
     """A capacity block that EC2 sells now, or a training plan of SageMaker's."""
 
+    id: str
     zone: str
     starts_at: datetime
-    # For one instance: the fee over instances and hours.
-    usd_per_hour: float
+    hours: float
+    # For all its instances.
+    fee_usd: float
+    num_instances: int = 1
+
+    @property
+    def usd_per_hour(self) -> float:
+        """The fee over instances and hours."""
+        return self.fee_usd / self.hours / self.num_instances

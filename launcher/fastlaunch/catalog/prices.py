@@ -44,6 +44,7 @@ class Price:
     inferred: bool = False  # derived from another price; `source` says how
     secondary: bool = False  # quoted of AWS by a third party: shown, but no ceiling goes by it
     basis: Basis = "listed"  # where it comes from
+    buying: str | None = None  # AWS's command that buys a block or plan on offer, and what it costs
     hypothetical: str | None = None  # what it is the price of if nobody sells that: `1/8 of p5en.48xlarge`
 
     def __post_init__(self) -> None:

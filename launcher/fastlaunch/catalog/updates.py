@@ -44,6 +44,8 @@ class MarketPrice:
     # When a block or a plan starts, and for how many hours of one instance; None for spot.
     starts_at: str | None = None
     hours: float | None = None
+    # AWS's id of what is on offer; None for spot.
+    offering: str | None = None
 
     def __post_init__(self) -> None:
         check_positive(f"usd_per_hour of {self.instance}", self.usd_per_hour)
@@ -70,7 +72,17 @@ class MarketPrice:
             usd_per_hour=self.usd_per_hour,
             as_of=utc_day(self.given_at),
             source=f"{self._terms}offered in {self.zone}, {self.at}",
+            buying=self._buying,
         )
+
+    @property
+    def _buying(self) -> str | None:
+        if self.offering is None or self.hours is None:
+            return None
+        command = buying_command(
+            self.purchase, region=self.region, offering=self.offering, instance=self.instance
+        )
+        return f"{command}   # ${self.usd_per_hour * self.hours:,.2f}"
 
     @property
     def _terms(self) -> str:
@@ -83,6 +95,20 @@ class MarketPrice:
             return self.price_now
         source = f"median in {self.zone}, {self.at}"
         return replace(self.price_now, usd_per_hour=self.median_usd_per_hour, source=source)
+
+
+def buying_command(purchase: str, *, region: str, offering: str, instance: str) -> str:
+    """Return AWS's command that buys a capacity block or a training plan, which fastlaunch never runs."""
+    if purchase == TRAINING_PLAN:
+        name = f"fastlaunch-{instance.replace('.', '-')}"
+        return (
+            f"aws sagemaker create-training-plan --region {region} --training-plan-name {name} "
+            f"--training-plan-offering-id {offering}"
+        )
+    return (
+        f"aws ec2 purchase-capacity-block --region {region} --capacity-block-offering-id {offering} "
+        "--instance-platform Linux/UNIX"
+    )
 
 
 def cheapest_zones(market: Iterable[MarketPrice]) -> dict[tuple[str, str, str], MarketPrice]:

@@ -236,6 +236,10 @@ def _print_table(rows: Sequence[Row], *, has_quotas: bool) -> None:
     for note, number in numbers.items():
         text = f"[{number}] {note}"
         click.echo(textwrap.fill(text, min(_COLUMNS, terminal_width() or _COLUMNS), subsequent_indent="    "))
+    if commands := [row["buying"] for row in rows if row["buying"]]:
+        click.echo("\nfastlaunch buys nothing. AWS's commands for what is on offer:")
+        for command in commands:
+            click.echo(f"  {command}")
 
 
 def _quota_text(row: Row) -> str:

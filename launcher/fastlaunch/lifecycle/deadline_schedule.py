@@ -138,9 +138,13 @@ def starts_at(attempt: Attempt) -> datetime:
     return datetime.fromisoformat((attempt.schedule or {})[_STARTS_AT])
 
 
-def waiting(attempt: Attempt) -> str:
-    """Return the reason of runs whose attempt waits."""
-    return f"waits for its capacity block: a schedule starts it at {utc_minute(starts_at(attempt))}"
+def explain_wait(ledger: Ledger, attempt: Attempt) -> None:
+    """Note what an attempt waits for, and its runs."""
+    why = f"waits for its capacity block: a schedule starts it at {utc_minute(starts_at(attempt))}"
+    with ledger.transaction():
+        ledger.explain_attempt(attempt.id, why)
+        for run_id in ledger.existing(attempt.run_ids):
+            ledger.explain(run_id, why)
 
 
 def requested_by(attempt: Attempt) -> datetime:

@@ -34,10 +34,10 @@ from fastlaunch.lifecycle.deadline_schedule import (
     arm,
     check_timers,
     decline,
+    explain_wait,
     later_start,
     needs_timer,
     starts_at,
-    waiting,
     waits,
 )
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of, machines_of
@@ -520,8 +520,7 @@ class Launcher(LaunchContext):
     def _report_waiting(self, attempt: Attempt) -> None:
         """Report what starts and ends an attempt in a block that is to come, and what does not yet."""
         backend, first, at = self._backend(attempt), attempt.run_ids[0], utc_minute(starts_at(attempt))
-        for run_id in attempt.run_ids:
-            self.ledger.explain(run_id, waiting(attempt))
+        explain_wait(self.ledger, attempt)
         self.report(
             f"a schedule in the account starts {machines_of(attempt)} in {attempt.region} at {at} "
             f"({(attempt.schedule or {})['name']}). Nothing has to run here: "

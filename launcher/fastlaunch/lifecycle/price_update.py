@@ -282,6 +282,7 @@ def _cheapest(
             at=now.isoformat(timespec="seconds"),
             starts_at=block.starts_at.isoformat(timespec="minutes"),
             hours=BLOCK_HOURS,
+            offering=block.id,
         )
         for (instance, zone), block in sorted(cheapest.items(), key=lambda item: item[0])
     ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
@@ -17,13 +16,13 @@ from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.deadline_schedule import (
     arm,
     disarm,
+    explain_wait,
     is_to_be_made,
     make_start,
     needs_timer,
     requested_by,
     starts_at,
     unmake_start,
-    waiting,
     waits,
     was_given_up,
 )
@@ -183,7 +182,8 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
         is_old = backend.now() - requested_by(attempt) > FORGOTTEN_AFTER
         if handle is None and waits(attempt):
             if not is_old:
-                _explain_wait(ledger, attempt)
+                if attempt.reason is None and not (is_to_be_made(attempt) or was_given_up(attempt)):
+                    explain_wait(ledger, attempt)
                 continue
             # None may start it later. Until AWS has deleted all, nothing is settled.
             with suppress(CloudRefused):
@@ -212,15 +212,6 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
                     f"its launcher ended while a machine was being started; {backend.service} shows none "
                     f"(yet): this is settled {minutes:.0f} minutes after the request",
                 )
-
-
-def _explain_wait(ledger: Ledger, attempt: Attempt) -> None:
-    why = waiting(attempt)
-    if attempt.reason is None and not is_to_be_made(attempt) and not was_given_up(attempt):
-        with ledger.transaction():
-            ledger.explain_attempt(attempt.id, why)
-            for run_id in ledger.existing(attempt.run_ids):
-                ledger.explain(run_id, why)
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:
@@ -272,7 +263,7 @@ def _protect(
         role = settings.region_settings(attempt.region or "").scheduler_role
         if role and is_to_be_made(attempt) and (plan := ledger.plan_of(attempt.id)):
             make_start(ledger, backend.aws, attempt, plan, role=role, now=backend.now())
-            _explain_wait(ledger, replace(ledger.attempt(attempt.id), reason=None))
+            explain_wait(ledger, ledger.attempt(attempt.id))
         if role is None or not needs_timer(attempt):
             continue
         result = arm(ledger, backend.aws, attempt, role=role, now=backend.now())

@@ -26,6 +26,7 @@ from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import check_travels_along
 from fastlaunch.jobs.working_directory import WorkingDirectory, working_directory
 from fastlaunch.lifecycle.announcement import DryRun, announcement
+from fastlaunch.lifecycle.offerings import as_if_in_block, lacks_block, no_block
 from fastlaunch.lifecycle.world import World
 from fastlaunch.placement.cost_ceiling import BUDGET, check_budget, is_known
 from fastlaunch.placement.resolve import Placement, place_offline, place_on_aws, plan_at, upload_code
@@ -48,6 +49,8 @@ def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryR
     yes: the answer to the question, if it is known. Raises UserError for impossible options, and subclasses
     where AWS refuses.
     """
+    if lacks_block(options) and not dry_run:
+        raise _no_block(options, world)
     options, world = settle(options, world)
     jobs = build(options, world)
     placement = choose_sites(jobs, world)
@@ -69,6 +72,14 @@ def submit(options: Options, world: World, *, dry_run: bool, yes: bool) -> "DryR
         submission = submission_of(placement, world)
         runs = launcher.submit(submission, command=shlex.join(["fastlaunch", *world.argv]))
         return runs, bool(launcher.stop.by)
+
+
+def _no_block(options: Options, world: World) -> UserError:
+    settled, there = settle(as_if_in_block(options), world)
+    expected = expected_of(choose_sites(build(settled, there), there), there)
+    hours = None if isinstance(expected, str) else expected.hours
+    longest = None if hours is None else hours.value if hours.high is None else hours.high
+    return no_block(replace(options, regions=settled.regions), there.aws, hours=longest)
 
 
 # Options
