@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,22 @@ def test_each_engine_gets_instance_image_purchase_limit_and_command(
     for script in (sky["run"], *dstack["commands"], slurm):
         assert "--recipe te-fp8" in script and "FASTLAUNCH_INSTANCE=p5.48xlarge" in script
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_a_recommendation_is_handed_over_as_the_command_that_it_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    picked = ("recommend", "--workload", "vit-huge", "--samples", "10M")
+    assert run([*picked, "--output", "json"]) == 0
+    command = shlex.split(json.loads(capsys.readouterr().out)["command"])[2:]
+    assert run([*picked, "--emit", "sbatch", "--image", IMAGE]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == emitted(capsys, "sbatch", *command)
+    assert "train: fastlaunch submit" in printed.err
+    assert run([*picked, "--emit", "skypilot"]) == 2
+    assert "fastlaunch build --push" in capsys.readouterr().err
+    assert run([*picked, "--image", IMAGE]) == 2
+    assert "--image is for --emit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("num_nodes", ["1", "2"])

@@ -37,7 +37,7 @@ _MOST_MEASURED = 3
 #: The most nodes of one job: every number of nodes up to it is computed.
 _MOST_NODES = 512
 #: Stands in a command for the image that the user has to build first.
-_IMAGE = "--image URI@sha256:..."
+IMAGE_TO_BUILD = "--image URI@sha256:..."
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -278,8 +278,8 @@ def _with_image(result: analysis.Recommendation) -> analysis.Recommendation:
     experiment = result.experiment
     return replace(
         result,
-        command=result.command and f"{result.command} {_IMAGE}",
-        experiment=experiment and replace(experiment, command=f"{experiment.command} {_IMAGE}"),
+        command=result.command and f"{result.command} {IMAGE_TO_BUILD}",
+        experiment=experiment and replace(experiment, command=f"{experiment.command} {IMAGE_TO_BUILD}"),
     )
 
 

@@ -1,5 +1,7 @@
 """`fastlaunch recommend`: what to train on, how, and bought how."""
 
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -25,9 +27,10 @@ from fastlaunch.cli.options import (
 )
 from fastlaunch.cli.render import print_rows
 from fastlaunch.core.activity import activity
-from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED
+from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import above_zero, parse_duration_s
+from fastlaunch.lifecycle.handover import ENGINES
 
 
 def _hours(text: str) -> float:
@@ -43,6 +46,10 @@ def _hours(text: str) -> float:
         (
             "spot too, for at most $99",
             "fastlaunch recommend --workload vit-huge --samples 10M --purchase on-demand,spot --max-cost 99",
+        ),
+        (
+            "the pick as a batch script of Slurm's",
+            "fastlaunch recommend --workload vit-huge --samples 100M --emit sbatch --image URI",
         ),
         ("by measurements alone", "fastlaunch recommend --workload vit-huge --samples 100M --measured-only"),
     ),
@@ -110,8 +117,18 @@ def _hours(text: str) -> float:
 @assume_option
 @price_file_option
 @with_shared_option
+@click.option(
+    "--emit",
+    type=click.Choice(list(ENGINES)),
+    metavar="ENGINE",
+    help="Print the pick as a task file for `skypilot`, `dstack`, `sbatch` or AWS `batch`.",
+)
+@click.option("--image", metavar="URI", help="With --emit: the image with the training code, by its digest.")
+@click.option("--bucket", metavar="NAME", help="With --emit: the bucket for the records.")
 @output_option
-def recommend(workload: str, output: str, **options: Any) -> int:
+def recommend(
+    workload: str, emit: str | None, image: str | None, bucket: str | None, output: str, **options: Any
+) -> int:
     """Recommend an instance, a recipe and how to buy, by cost, time and evidence.
 
     It goes by your own runs of the workload or, if none is on a GPU, by the figures that come with
@@ -124,10 +141,18 @@ def recommend(workload: str, output: str, **options: Any) -> int:
     from fastlaunch.api import recommend as api
     from fastlaunch.report.recommendation import as_rows, as_text
 
+    given = {"--image": image, "--bucket": bucket}
+    for option in (name for name, value in given.items() if value and not emit):
+        raise UserError(f"{option} is for --emit", f"leave out {option}")
+    if emit and output != "table":
+        raise UserError("--emit prints a task file", "leave out --output")
     with answer_first() as context:
         with activity("weighing what could be bought"):
             recommendation = api.recommend(workload, context=context, **options)
-        if output == "json":
+        if emit and recommendation.pick:
+            # The task file goes to stdout; what it is goes beside it.
+            click.echo(as_text(recommendation, width=output_width()), err=True)
+        elif output == "json":
             print_json(recommendation.to_json())
         elif output == "csv":
             print_rows(as_rows(recommendation), output=output)
@@ -135,9 +160,29 @@ def recommend(workload: str, output: str, **options: Any) -> int:
             click.echo(as_text(recommendation, width=output_width()))
     for warning in recommendation.warnings:
         click.echo(wrapped(as_warning(warning)), err=True)
+    if emit and recommendation.pick:
+        return _emit(recommendation.command, emit, given)
     experiment = recommendation.experiment
     command = (experiment and experiment.command) or recommendation.command
     # The text ends with the commands of a pick.
     if command and (output != "table" or recommendation.pick is None):
         next_command(command)
     return EXIT_DONE if recommendation.pick else EXIT_JOB_FAILED
+
+
+def _emit(command: str | None, engine: str, given: Mapping[str, str | None]) -> int:
+    """Print what the command would submit as a task file. given: options of `submit`, by their names."""
+    from fastlaunch.api.recommend import IMAGE_TO_BUILD
+    from fastlaunch.cli.submit import submit
+
+    if command is None:
+        raise UserError(
+            "the command of this script is not known", "type it: fastlaunch submit ... --dry-run --emit"
+        )
+    options = ["--dry-run", "--emit", engine]
+    options += [word for option, value in given.items() if value for word in (option, value)]
+    # Options end where a script begins.
+    words = [*options, *shlex.split(command.removesuffix(f" {IMAGE_TO_BUILD}"))[2:]]
+    with submit.make_context("submit", words, parent=click.get_current_context()) as context:
+        code: int = submit.invoke(context)
+        return code
