@@ -1,12 +1,16 @@
 """Submissions as task files of other engines: parsed by their own rules, and one of them carried out."""
 
+import getpass
 import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +160,80 @@ def test_an_engine_itself_reads_its_task_file(
     subprocess.run([python, "-m", "pip", "install", "--quiet", engine], check=True)
     done = subprocess.run([python, "-c", PARSERS[engine], file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+#: A cluster of four such nodes, which nobody has started: whatever fits them could begin.
+SLURM = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+GresTypes=gpu
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=600
+NodeName=p5-[1-4] CPUs=192 RealMemory=2000000 Gres=gpu:8 State=CLOUD
+PartitionName=all Nodes=p5-[1-4] Default=YES MaxTime=24:00:00 State=UP
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment in which a Slurm of the test's own answers; `apt-get install slurm-wlm` brings it."""
+    if not shutil.which("slurmctld"):
+        pytest.skip("no slurmctld here")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "state").mkdir()
+    config = tmp_path / "slurm.conf"
+    host, user = socket.gethostname(), getpass.getuser()
+    config.write_text(SLURM.format(host=host, port=port, user=user, folder=tmp_path))
+    with subprocess.Popen(
+        ["slurmctld", "-D", "-i", "-f", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as controller:
+        yield {**os.environ, "SLURM_CONF": str(config)}
+        controller.terminate()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        (("--num-nodes", "2"), "to start at"),
+        # Five nodes are more than there are.
+        (("--num-nodes", "5"), "node configuration is not available"),
+    ],
+)
+def test_slurm_itself_would_start_the_batch_script(
+    options: tuple[str, ...],
+    answer: str,
+    slurm: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = tmp_path / "task.sh"
+    script.write_text(emitted(capsys, "sbatch", *P5, *options))
+    end = time.monotonic() + 60
+    while True:
+        done = subprocess.run(
+            ["sbatch", "--test-only", script],
+            env=slurm,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer in done.stderr:
+            return
+        # The controller is still starting.
+        assert time.monotonic() < end and "contact" in done.stderr, done.stderr
+        time.sleep(0.2)
