@@ -178,10 +178,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
     if best is None:
         return f"nothing is ranked: {name_of(rows[0], rows, letters=letters)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
-    name, per_usd = f"{name_of(first, rows, letters=letters)}{where_of(rows)}", first.cost.samples_per_usd
-    amount = rate_of(first)[0]
-    if priced:
-        amount = per_usd.value * shown_unit(first).per_sample if per_usd else None
+    name, amount = f"{name_of(first, rows, letters=letters)}{where_of(rows)}", amount_of(best)
     if amount is not None:
         says = f"{name} gives {number(amount)} {what_counts(first, priced)}"
     else:
@@ -207,6 +204,14 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
         assert of_second is not None
         return f"{more}{between(reciprocal(of_second))}"
     return f"{more}, without an interval"
+
+
+def amount_of(best: Best) -> float | None:
+    """Return what the best row gives of what `what_counts` names; None if that is not known."""
+    per_usd = best.first.cost.samples_per_usd
+    if not best.is_priced:
+        return rate_of(best.first)[0]
+    return per_usd.value * shown_unit(best.first).per_sample if per_usd else None
 
 
 def where_of(rows: Sequence[Row]) -> str:

@@ -16,9 +16,9 @@ from fastlaunch.analysis.best import all_priced, at_home, best_of, ratio_of, scr
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
-from fastlaunch.analysis.statistics import BETTER
+from fastlaunch.analysis.statistics import TIE, UNRESOLVED
 from fastlaunch.analysis.suggest import place_of, submit_command
-from fastlaunch.analysis.verdicts import BASELINE
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.steptime import RankSeries
@@ -29,6 +29,7 @@ from fastlaunch.report.table import in_order, is_comparable, throughput_only
 from fastlaunch.report.text import (
     UNKNOWN,
     Letters,
+    amount_of,
     asides_of,
     dated,
     decisive_notes,
@@ -218,16 +219,22 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _figure(rows: Sequence[Row]) -> dict[str, str] | None:
-    """Return the answer's number, `2.10x`, and what it counts; None if nothing beats the baseline."""
+    """Return the answer's number and what it counts: `2.10x`, or the amount of a row that stands alone.
+
+    None if no row is proven better than the next.
+    """
     best = best_of(at_home(rows))
-    ratio = ratio_of(best.first, is_priced=best.is_priced) if best and best.kind == BETTER else None
-    if best is None or best.second is None or ratio is None:
+    if best is None or best.kind in (TIE, UNRESOLVED, NO_INTERVAL):
+        return None
+    what = what_counts(best.first, best.is_priced)
+    if best.second is None:
+        amount = amount_of(best)
+        return None if amount is None else {"number": number(amount), "counts": what}
+    first, second = (ratio_of(row, is_priced=best.is_priced) for row in (best.first, best.second))
+    if first is None or second is None:
         return None
     of = name_of(best.second, rows, beside=best.first)
-    return {
-        "number": f"{ratio.value:.2f}x",
-        "counts": f"the {what_counts(best.first, best.is_priced)} of {of}",
-    }
+    return {"number": f"{first.value / second.value:.2f}x", "counts": f"the {what} of {of}"}
 
 
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -147,8 +147,9 @@ class Section {
       ({ ...point(of.name, of.colour, "predicted", of.hours, of.usd, true), short: of.short }));
     const all = [...points, ...predicted];
     const best = front(all);
-    // Of many the ends of the front, and the first that was measured: more would hide each other.
-    const named = isNarrow() ? [] : all.length <= data.mostLabels ? all : [best[0], best.find(({ kind }) => kind === "measured"), best.at(-1)];
+    // Of many the ends of the front, and the first that was measured: more would hide each other. A phone has room
+    // for the cheapest.
+    const named = isNarrow() ? [best.at(-1)] : all.length <= data.mostLabels ? all : [best[0], best.find(({ kind }) => kind === "measured"), best.at(-1)];
     const hours = all.map((of) => of.hours);
     const middle = Math.sqrt(Math.min(...hours) * Math.max(...hours));
     for (const of of all) {
