@@ -81,6 +81,14 @@ def test_off_a_terminal_what_is_waited_for_is_said_every_20_seconds() -> None:
     assert all(line.startswith("stopping run-a; waiting for EC2") for line in stream.getvalue().splitlines())
 
 
+def test_inside_another_activity_it_is_that_ones_detail() -> None:
+    with activity("adding up the training"):
+        (outer,) = module._CURRENT
+        with activity("counting parameters"):
+            assert outer.line() == "adding up the training: counting parameters"
+        assert outer.line() == "adding up the training"
+
+
 def test_of_a_bar_that_a_program_draws_the_last_part_is_shown() -> None:
     shown = Activity("building")
     shown.update("layer 10%\rlayer 20%\r\n")

@@ -71,9 +71,9 @@ class Estimate:
 
         length = f" of {self.sequence_length:,} tokens" if self.sequence_length else ""
         batch = "" if self.batch_size is None else f", batch {self.batch_size} per GPU"
-        batch += tokens_text(self.rate, self.cost.usd.value, self.samples.value)
+        tokens = tokens_text(self.rate, self.cost.usd.value, self.samples.value)
         trained = f"{about(self.samples.value)} {self.sample_unit}{length} of {self.workload}{batch}"
-        return f"{trained}; {self.rate.source}"
+        return f"{', '.join(filter(None, [trained, tokens]))}; {self.rate.source}"
 
     def __repr__(self) -> str:
         return f"{self.answer}\n{self.subject}"

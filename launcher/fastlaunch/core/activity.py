@@ -69,11 +69,20 @@ def note_wait(wait: str) -> None:
 def activity(what: str, *, total: int | None = None) -> Iterator[Activity]:
     """Show an activity on stderr as soon as it takes longer than two seconds; off a terminal, ten.
 
-    Inside another activity it shows nothing. Do not use it while runs are shown. total: the number of steps.
+    Inside another activity it is that one's detail. Do not use it while runs are shown. total: the number of
+    steps.
     """
     shown, over = Activity(what, total), Event()
     if not _SHOWN.acquire(blocking=False):
-        yield shown
+        outer = next(iter(_CURRENT), None)
+        if outer is None or outer.detail:
+            yield shown
+            return
+        outer.update(what)
+        try:
+            yield shown
+        finally:
+            outer.update("")
         return
     thread = Thread(target=show, args=(shown, sys.stderr, over.wait), name="activity", daemon=True)
     thread.start()
