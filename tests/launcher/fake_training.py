@@ -14,6 +14,7 @@ from moto_batch import Queues
 from moto_training_jobs import Job, TrainingJobs
 from sent_request import SentRequest
 
+from fastlaunch.aws.client import Aws
 from fastlaunch.aws.errors import ApiCall, refusal
 from fastlaunch.core.errors import CloudRefused, Unreachable
 
@@ -54,6 +55,9 @@ class FakeTrainingAws(FakeAws):
         self.queues = Queues(self.jobs)
         self.job: Callable[[FakeJob], None] = lambda job: job.train()
         self.jobs.when_created.append(self._created)
+
+    #: By what SageMaker answers.
+    live_training_jobs = Aws.live_training_jobs
 
     def call(self, service: str, region: str, action: str, *, subject: str = "", **given: Any) -> Any:
         assert service in ("sagemaker", "batch"), action

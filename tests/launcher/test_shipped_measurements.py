@@ -65,5 +65,6 @@ def test_the_experiments_arms_are_there_and_its_speed_is_met(summaries: dict[str
             ("vit-huge", 2),
             ("gpt2-xsmall", 1),
             ("distilbert-imdb", 1),
+            ("hf-lora:llama-2-7b", 1),
         )
     }
