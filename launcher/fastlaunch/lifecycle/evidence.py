@@ -380,10 +380,10 @@ def expected(
         step_time_s = batch / rate.samples_per_s.value
         named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
     if not named and all(_samples(job, data) is None for job in jobs):
-        return "how many steps an epoch has is known when the data are read"
+        return "as the number of steps in an epoch is known only once the data are read"
     if unknown:
-        more = f", nor of {len(unknown) - 2} more of these" if len(unknown) > 2 else ""
-        return f"no speed of {' or '.join(unknown[:2])} is{more}"
+        more = f", and of {len(unknown) - 2} more" if len(unknown) > 2 else ""
+        return f"for want of a speed of {' and of '.join(unknown[:2])}{more}"
     hours = together([cost.hours for cost in totals])
     # A capacity block is paid as a whole, whatever the jobs use of it.
     usd = together([cost.effective_usd for cost in totals])
