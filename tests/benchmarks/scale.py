@@ -275,11 +275,15 @@ def share_runs(folder: Path, options: argparse.Namespace) -> None:
         home = folder / f"person-{person}"
         home.mkdir()
         with open_ledger(Settings(home=home)) as ledger, ledger.transaction():
-            chosen = [shared_run(ledger, home, number) for number in range(options.runs // options.people)]
+            chosen = []
+            for number in range(options.runs // options.people):
+                if number % 20 == 0:
+                    submission = ledger.add_submission("fastlaunch submit")
+                chosen.append(shared_run(ledger, home, submission, number))
             push(chosen, shared, owner=f"person-{person}", account=lambda _: ACCOUNT, with_words=True)
 
 
-def shared_run(ledger: Ledger, home: Path, number: int) -> Run:
+def shared_run(ledger: Ledger, home: Path, submission: str, number: int) -> Run:
     run_id, recipe = ledger.new_run_id(), RECIPES[number // 4 % len(RECIPES)]
     made = job(recipe, seed=number, steps=NUM_STEPS, num_gpus=1)
     write_run(
@@ -292,7 +296,7 @@ def shared_run(ledger: Ledger, home: Path, number: int) -> Run:
         seed=number,
     )
     ledger.add_run(
-        ledger.add_submission("fastlaunch submit"),
+        submission,
         run_id,
         spec=made.to_json(),
         plan=None,

@@ -12,6 +12,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ from fastlaunch.measure.record_files import RecordError, open_unpacked, read_hea
 #: The most bytes of one run.
 MAX_PACKED_BYTES = 2**28
 _CHUNK_BYTES = 2**20
+#: How many archives come at a time, and how many before they are read.
+_NUM_DOWNLOADS, _NUM_AHEAD = 8, 64
 _SUFFIX = ".tar.xz"
 #: IAM's names of users, and ids of roles with session names; never a parent folder.
 _OWNER = r"(?!\.{1,2}(?:/|$))[\w+=,.@:-]{1,100}"
@@ -93,6 +96,10 @@ class SharedRun:
     def id(self) -> str:
         """The id of this copy in the ledger of a user who pulls it."""
         return shared_id(self.run_id, self.owner, self.digest)
+
+    def archive(self, archives: Path) -> Path:
+        """Return where what was fetched lies in the folder of archives."""
+        return archives / f"{self.id}{_SUFFIX}"
 
 
 @dataclass(kw_only=True)
@@ -176,44 +183,79 @@ def pull(
     Raises what `Aws` raises, and UserError if the disk is full; what was fetched by then is kept.
     """
     done, there = Transfer(), folder.copies()
-    known = ledger.recorded_ids()
-    made_here = ledger.made_here()
+    known, made_here = ledger.recorded_ids(), ledger.made_here()
     last = {recorded_id: run_id for run_id, recorded_id in known.items()}
-    for number, copy in enumerate(there):
-        progress(number, len(there))
-        archive = archives / f"{copy.id}{_SUFFIX}"
-        if copy.owner == owner and copy.run_id in made_here:
-            done.known.append(copy.run_id)
-            continue
-        if copy.id in known:
-            done.known.append(copy.id)
-            continue
-        if not dry_run:
+    new = []
+    for copy in there:
+        is_made_here = copy.owner == owner and copy.run_id in made_here
+        if is_made_here or copy.id in known:
+            done.known.append(copy.run_id if is_made_here else copy.id)
+        else:
+            new.append(copy)
+    for at in range(0, len(new), _NUM_AHEAD):
+        copies = new[at : at + _NUM_AHEAD]
+        errors = {} if dry_run else _fetch_all(folder, copies, archives)
+        for number, copy in enumerate(copies, len(there) - len(new) + at):
+            progress(number, len(there))
             try:
-                if not archive.exists():
-                    write_whole(archive, _fetched(folder, copy))
-                imported = _read(archive, copy)
-                run_file = imported.run_file
-                assert run_file.submission is not None
-                ledger.add_shared(
-                    copy.id,
-                    imported.summary,
-                    archive,
-                    origin_id=copy.run_id,
-                    owner=copy.owner,
-                    account=run_file.account,
-                    submission_id=run_file.submission,
-                    price=run_file.price,
-                )
+                if copy.id in errors:
+                    raise errors[copy.id]
+                if not dry_run:
+                    _add(ledger, copy, archives)
             except BadFile as error:
-                archive.unlink(missing_ok=True)
+                copy.archive(archives).unlink(missing_ok=True)
                 done.left_out[copy.name] = error.problem
                 continue
-        done.new.append(copy.id)
-        if copy.run_id in last:
-            done.beside[copy.id] = last[copy.run_id]
-        last[copy.run_id] = copy.id
+            done.new.append(copy.id)
+            if copy.run_id in last:
+                done.beside[copy.id] = last[copy.run_id]
+            last[copy.run_id] = copy.id
     return done
+
+
+def _fetch_all(folder: SharedFolder, copies: Sequence[SharedRun], archives: Path) -> dict[str, UserError]:
+    """Bring the archives that are not here, several at a time; return the errors by id.
+
+    After an error of AWS or the disk no more are fetched, and all others have it.
+    """
+    errors: dict[str, UserError] = {}
+
+    def fetch(copy: SharedRun) -> None:
+        if copy.archive(archives).exists():
+            return
+        if earlier := next((error for error in [*errors.values()] if not isinstance(error, BadFile)), None):
+            errors[copy.id] = earlier
+            return
+        try:
+            write_whole(copy.archive(archives), _fetched(folder, copy))
+        except UserError as error:
+            errors[copy.id] = error
+
+    with ThreadPoolExecutor(max_workers=_NUM_DOWNLOADS) as pool:
+        try:
+            list(pool.map(fetch, copies))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return errors
+
+
+def _add(ledger: Ledger, copy: SharedRun, archives: Path) -> None:
+    """Add the run in the archive to the ledger. Raises BadFile unless it is the run of the archive's name."""
+    archive = copy.archive(archives)
+    imported = _read(archive, copy)
+    run_file = imported.run_file
+    assert run_file.submission is not None
+    ledger.add_shared(
+        copy.id,
+        imported.summary,
+        archive,
+        origin_id=copy.run_id,
+        owner=copy.owner,
+        account=run_file.account,
+        submission_id=run_file.submission,
+        price=run_file.price,
+    )
 
 
 def _unshareable(run: Run) -> str | None:
