@@ -141,6 +141,17 @@ def test_a_profile_without_a_record_has_empty_cells(tmp_path) -> None:
     assert set(step_profile._cells(tmp_path)) == {"n/a"}
 
 
+def test_kernels_share_a_gpus_time_by_what_they_do() -> None:
+    names = {"nvjet_sm90_tst_coopA": 5, "cudnn_generated_sdpa_flash_bprop": 3, "triton_poi_fused_add": 1}
+    events = [{"cat": "kernel", "name": name, "dur": dur} for name, dur in names.items()]
+    events += [
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 1},
+        {"cat": "cpu_op", "name": "mm", "dur": 9},
+    ]
+    shares = step_profile.shares_of_kernels(events)
+    assert shares == {"attention": 0.3, "matrix products": 0.5, "other kernels": 0.2}
+
+
 @pytest.mark.full
 def test_commands_over_a_small_ledger_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     scale.main(["--runs", "40", "--people", "2", "--machines", "1"])

@@ -4,8 +4,9 @@
 
 An ARM is WORKLOAD/RECIPE[,FIELD=VALUE...]:BATCH@STEPS. Each runs by itself, on all the GPUs, and is killed
 when its time is up; those that are left have no time then. DIR/ARM.tar has what it printed and recorded, and
-the profiler's trace, of the first GPU. Prints a table at the end: the measured step time, the profiled one
-and its parts, in milliseconds, and by how much their sum is off.
+the profiler's trace, of the first GPU. Prints how the kernels of each share that GPU's time and, at the end,
+a table: the measured step time, the profiled one and its parts, in milliseconds, and by how much their sum is
+off.
 """
 
 import argparse
@@ -17,7 +18,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,13 @@ MOST_SECONDS = 150.0
 #: A larger trace is left out.
 MOST_BYTES = 15 * 2**20
 _TRACE, _TRACED = "trace.json.gz", "--traced"
+#: What kernels do, by their names; the first that fits. nvjet is cuBLAS's.
+_KINDS = {
+    "attention": re.compile("sdpa|fmha|flash|flex_attention"),
+    "matrix products": re.compile("nvjet|gemm|cutlass|xmma"),
+    "communication": re.compile("nccl"),
+    "other kernels": re.compile(""),
+}
 
 
 def main() -> None:
@@ -71,6 +80,10 @@ def main() -> None:
             print(f"{arm.text}: {ended} after {time.monotonic() - began:.0f} s", flush=True)
             rows.append((arm.text, *_cells(folder)))
             trace = folder / _TRACE
+            if trace.exists():
+                with gzip.open(trace) as file:
+                    shares = shares_of_kernels(json.load(file)["traceEvents"])
+                print(f"  {', '.join(f'{kind} {share:.1%}' for kind, share in shares.items())}")
             if trace.exists() and trace.stat().st_size > MOST_BYTES:
                 print(f"  left out, {trace.stat().st_size} bytes: {_TRACE}")
                 trace.unlink()
@@ -113,6 +126,15 @@ def _traced(trace: Path, argv: list[str]) -> int:
 
     profiling.events_of = keep
     return train(argv)
+
+
+def shares_of_kernels(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what share of the kernels' time each kind of them takes, by the events of a trace."""
+    took: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            took[next(kind for kind, named in _KINDS.items() if named.search(event["name"]))] += event["dur"]
+    return {kind: took[kind] / took.total() for kind in _KINDS if took[kind]}
 
 
 def _cells(folder: Path) -> Iterator[str]:
