@@ -14,7 +14,8 @@ import toy
 from running_here import runnable
 
 from fastlaunch_train.checks.clocks import check_clocks_under_load
-from fastlaunch_train.distributed.parallel import Process
+from fastlaunch_train.distributed import fsdp
+from fastlaunch_train.distributed.parallel import Process, stop_process
 from fastlaunch_train.loop import batch_size as batch_size_search
 from fastlaunch_train.loop.batch_size import auto_batch_size
 from fastlaunch_train.loop.train import train_step
@@ -122,6 +123,23 @@ def test_compiled(tmp_path: Path, num_gpus: int) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_deepspeed(tmp_path: Path, num_gpus: int) -> None:
     hold(tmp_path, DEEPSPEED_ARMS, world(num_gpus))
+
+
+@pytest.mark.parametrize("label", ["fp32 optimizer=adamw", "fsdp2 precision=fp32 optimizer=adamw"])
+def test_a_checkpoint_holds_the_moment_of_its_save_while_steps_go_on(tmp_path: Path, label: str) -> None:
+    stepper, batches = toy.build(toy.recipe_of(label), ALONE)
+    train_step(stepper, next(batches))
+    before = stepper.weights()
+    saving = toy.checkpointing(tmp_path, stepper, process=ALONE)
+    saving.save(1)
+    for _ in range(20):
+        train_step(stepper, next(batches))
+    saving.finish()
+    again, _ = toy.build(toy.recipe_of(label), ALONE, seed=99)
+    assert toy.checkpointing(tmp_path, again, process=ALONE).resume(last_step=1) == 1
+    after = again.weights()
+    assert all(torch.equal(fsdp.local_shard(after[name]), fsdp.local_shard(before[name])) for name in before)
+    stop_process()
 
 
 def losses_and_peak(recipe_name: str, overrides: list[str], *, batch_size: int) -> tuple[list[float], int]:

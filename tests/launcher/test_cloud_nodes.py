@@ -108,6 +108,26 @@ def test_a_lost_one_is_replaced_once_the_other_one_has_saved(world: World, state
     assert world.reported("ended without a last word", "going on, on another, from the last checkpoint")
 
 
+def test_one_that_hangs_without_a_word_after_the_other_has_ended_is_ended_and_replaced(world: World) -> None:
+    """EC2 calls it running, as if its network were gone."""
+
+    def hang(node: FakeNode) -> None:
+        if len(world.aws.instances) > 2:
+            node.train(how=lambda run_id: {**TWO, **REST})
+        elif node.rank == 0:
+            node.interrupt(300, "peer", how={**TWO, **HALF})
+            world.clock.at(310, node.turn_off)
+        else:
+            world.clock.at(BOOT_S, node.boot)
+
+    world.aws.node = hang
+    (run,) = world.submit(jobs=(pair(checkpoint_every=20),))
+    assert (run.state, run.reason) == (RunState.COMPLETED, None)
+    one, _ = world.ledger.attempts_of(run.id)
+    assert one.ending is Ending.NODE_LOST and 35 * 60 < (one.billing.lived_s or 0) - 310 < 38 * 60
+    assert world.reported("1 of its 2 nodes ended long before the others") and world.aws.live() == []
+
+
 def test_no_more_are_replaced_than_are_allowed(world: World) -> None:
     def lose_one(node: FakeNode) -> None:
         if node.rank == 0:

@@ -38,7 +38,7 @@ from fastlaunch.backends.ec2.ec2 import Ec2Backend
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.container_images import registry, training_base
 from fastlaunch.cli.main import run as cli
-from fastlaunch.core.plan import CodeBundle, RunState
+from fastlaunch.core.plan import CodeBundle, Ending, RunState
 from fastlaunch.core.settings import RegionSettings, Settings, load_settings
 from fastlaunch.jobs.code_bundle import script_bundle, upload_bundle
 from fastlaunch.jobs.job import Job, Script, Terms
@@ -54,6 +54,7 @@ from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import Verdicts
 from fastlaunch.lifecycle.world import StopRequest, default_context
 from fastlaunch.measure.record_files import read_record
+from fastlaunch_train.node.protocol import newest_checkpoint
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
 #: Seconds of the launcher and of the instances in one of ours.
@@ -574,6 +575,50 @@ def test_gated_weights_are_fetched_with_a_secret_token(
     assert (first.summary.startup.fetch_s or 0) > 0 and second.summary.startup.fetch_s is None
     assert hub.served.count("model.safetensors") == 1
     assert not any(TOKEN.encode() in path.read_bytes() for path in isolated.rglob("*") if path.is_file())
+
+
+def test_a_machine_of_two_that_is_lost_is_replaced_and_their_shards_are_gone_on_with(
+    switch: Switch, world: World
+) -> None:
+    """Killed without a word, once both had sent theirs; the other one ends by itself."""
+    folder = f"{RUNS}/{{}}/checkpoints"
+
+    first_come = threading.Lock()
+
+    def lose(number: int, instance: SimulatedInstance) -> None:
+        if not first_come.acquire(blocking=False):
+            return
+        end = time.monotonic() + 300
+        while not newest_checkpoint(world.scene.keys(folder.format(world.run_id()))):
+            if time.monotonic() > end:
+                return
+            time.sleep(0.2)
+        instance.close()
+        reason = "Server.InternalError: Internal error"
+        world.scene.moto.set_instance(instance.instance_id, state="terminated", state_reason=reason)
+
+    world.machines.update(switch=switch, training="real")
+    world.events, world.max_minutes = lose, 600
+    sharded = replace(
+        JOB,
+        recipe=resolve_recipe("fsdp2"),
+        num_nodes=2,
+        num_gpus=2,
+        steps=400,
+        checkpoint_every=20,
+        allow_tcp=True,
+    )
+    (run,) = world.submit(sharded)
+    assert (run.state, run.reason) == (RunState.COMPLETED, None), consoles(world)
+    first, second = world.ledger.attempts_of(run.id)
+    assert (first.ending, second.num_nodes) == (Ending.NODE_LOST, 2), consoles(world)
+    # Four machines in all: nothing was started twice, and nothing is left.
+    assert len(world.scene.started) == 4 and not world.scene.moto.instances("pending", "running")
+    assert run.directory is not None
+    for rank in (0, 1):
+        after = read_record(run.directory / f"rank-{rank:05d}-attempt-2.jsonl")
+        assert after.header["first_step"] > 1 and after.steps[-1].step == 400
+    assert run.summary is not None and run.summary.num_steps == 400
 
 
 def test_a_script_on_two_nodes_is_one_of_two_ranks(switch: Switch, world: World, script: Path) -> None:

@@ -12,7 +12,7 @@ from toy import recipe_of
 
 from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import stop_process
-from fastlaunch_train.loop.checkpoint import _split, shard_path
+from fastlaunch_train.loop.checkpoint import _split, latest_checkpoint, shard_path
 from fastlaunch_train.recipes.recipe import RecipeError
 
 STEPS = 6
@@ -96,6 +96,24 @@ def test_shards_of_two_ranks_go_on_on_another_number(tmp_path: Path) -> None:
         assert toy.checkpointing(path.parent, stepper, **identity).resume(last_step=4) == 0
     finally:
         stop_process()
+
+
+@pytest.mark.slow
+def test_shards_that_one_rank_cannot_write_end_the_run_on_all_and_are_no_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    # In the way of the second rank's file.
+    (folder / "step-00000004-a1.00001-of-00002.partial").mkdir(parents=True)
+    argv = entrypoint.arguments(tmp_path, "--steps", "30", "--checkpoint-every", "4", recipe="fsdp2")
+    code, said = entrypoint.run_command(argv, nproc=2)
+    assert code != 0, said
+    for rank in (0, 1):
+        end = entrypoint.end_of(tmp_path, rank=rank)
+        assert end.status == "failed" and "step-00000004-a1.00001-of-00002.distcp" in (end.message or ""), (
+            said
+        )
+        assert end.num_steps < 12
+    assert latest_checkpoint(folder) is None
+    assert not (folder / "step-00000004-a1-of-00002.pt").exists()
 
 
 def mean_loss(output: Path, attempt: int, place: int, *, num_ranks: int) -> float:

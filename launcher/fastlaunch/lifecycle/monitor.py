@@ -31,6 +31,8 @@ SYNC_INTERVAL = timedelta(seconds=20)
 LINGER_LIMIT = timedelta(minutes=4)
 #: Time after one of several machines ended before they began: the others wait for it in vain.
 _LOST_LIMIT = timedelta(minutes=2)
+#: Time after one of several machines ended later: by then the others have sent all that they had, and ended.
+_STRAGGLER_LIMIT = timedelta(minutes=35)
 #: Large machines take many minutes to terminate, unbilled.
 SHUTDOWN_WAIT = timedelta(minutes=1)
 #: How long to wait for a machine out of sight after its time, and for its uploads after its end.
@@ -264,7 +266,8 @@ class AttemptMonitor:
         if self._runs_since and now - self._runs_since > boot_limit and not has_booted and is_fresh:
             self._terminate(self._why_not_booted(boot_limit))
         elif is_fresh and self._is_one_lost(aws_status):
-            why = f"{aws_status.num_ended} of its {self.attempt.num_nodes} nodes ended before they began"
+            since = "before they began" if not self._has_begun() else "long before the others"
+            why = f"{aws_status.num_ended} of its {self.attempt.num_nodes} nodes ended {since}"
             self._terminate(f"{why}: {aws_status.problem.message}" if aws_status.problem else why)
         elif now > self._ends_at():
             self._terminate(f"it had not ended {MARGIN_MINUTES} minutes after its time")
@@ -273,13 +276,17 @@ class AttemptMonitor:
             self._terminate("its machine did not turn itself off")
 
     def _is_one_lost(self, aws_status: AttemptStatus) -> bool:
-        """Return whether a machine ended a while ago without a last word, before any step was recorded."""
-        has_begun = any(path.name.startswith("rank-") for path in self._synced.files)
-        if has_begun or aws_status.num_ended <= len(self._synced.statuses):
+        """Return whether a machine ended a while ago: without a last word, if no step was recorded before."""
+        has_begun = self._has_begun()
+        if aws_status.num_ended <= (0 if has_begun else len(self._synced.statuses)):
             self._lost_since = None
             return False
         self._lost_since = self._lost_since or self.backend.now()
-        return self.backend.now() - self._lost_since > _LOST_LIMIT
+        limit = _STRAGGLER_LIMIT if has_begun else _LOST_LIMIT
+        return self.backend.now() - self._lost_since > limit
+
+    def _has_begun(self) -> bool:
+        return any(path.name.startswith("rank-") for path in self._synced.files)
 
     def _why_not_booted(self, limit: timedelta) -> str:
         within, num_nodes = f"within {limit.total_seconds() / 60:.0f} minutes", self.attempt.num_nodes
