@@ -12,6 +12,7 @@ from ec2_builders import catalogue
 from fastlaunch.aws.account import Role
 from fastlaunch.aws.client import Aws, cached
 from fastlaunch.aws.ec2 import GroupRules, PlacementGroup, Reservation
+from fastlaunch.aws.sagemaker import TrainingPlan
 from fastlaunch.aws.types import Identity, MachineImage, Subnet
 from fastlaunch.catalog.container_images import training_base
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised
@@ -40,6 +41,15 @@ BLOCK = Reservation(
     num_free=2,
     starts_at=datetime(2026, 11, 20, 11, 30, tzinfo=UTC),
     ends_at=datetime(2026, 11, 21, 11, 30, tzinfo=UTC),
+)
+#: Two ml.p5.48xlarge for a day.
+PLAN = TrainingPlan(
+    name="december",
+    status="Active",
+    num_instances=2,
+    num_free=1,
+    starts_at=BLOCK.starts_at,
+    ends_at=BLOCK.ends_at,
 )
 IN_BLOCK: dict[str, Any] = {
     "purchase": "capacity-block",
@@ -99,6 +109,7 @@ _USUAL: dict[str, Any] = {
     "group_rules": rules(),
     "placement_group": lambda region, name: PlacementGroup(name=name, strategy="cluster", state="available"),
     "reservation": BLOCK,
+    "training_plan": PLAN,
     "default_vpc": "vpc-1",
     "endpoints": frozenset(),
     "default_routes": {None: "igw-1"},

@@ -157,6 +157,25 @@ def test_rules_of_groups_are_those_for_all_traffic(stubbed_aws: StubbedAws) -> N
     assert (rules.lets_in, rules.lets_out) == (frozenset({"sg-1"}), frozenset())
 
 
+def test_a_training_plan_is_asked_for_by_name(stubbed_aws: StubbedAws) -> None:
+    begins = datetime(2026, 12, 1, 11, 30, tzinfo=UTC)
+    answer = {
+        "TrainingPlanArn": "arn:aws:sagemaker:us-east-1:123456789012:training-plan/december",
+        "TrainingPlanName": "december",
+        "Status": "Scheduled",
+        "TotalInstanceCount": 2,
+        "AvailableInstanceCount": 1,
+        "StartTime": begins,
+        "EndTime": begins + timedelta(days=1),
+    }
+    sagemaker = stubbed_aws.stub("sagemaker")
+    sagemaker.add_response("describe_training_plan", answer, {"TrainingPlanName": "december"})
+    stubbed_aws.error("sagemaker", "describe_training_plan", "ResourceNotFound")
+    found = stubbed_aws.aws.training_plan(REGION, answer["TrainingPlanArn"])
+    assert found is not None and (found.status, found.num_free, found.starts_at) == ("Scheduled", 1, begins)
+    assert stubbed_aws.aws.training_plan(REGION, answer["TrainingPlanArn"]) is None
+
+
 def test_a_reservation_is_asked_for_by_id(stubbed_aws: StubbedAws) -> None:
     answer = {
         "CapacityReservationId": "cr-1",

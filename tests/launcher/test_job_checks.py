@@ -11,6 +11,7 @@ from fake_aws_facts import (
     BLOCK,
     IN_BLOCK,
     NOW,
+    PLAN,
     ROLE,
     FakeAws,
     context,
@@ -50,6 +51,10 @@ FRESH = replace(
     ),
 )
 SPOT: dict[str, Any] = {"purchase": "spot"}
+
+
+#: Of a block or a plan that is to come.
+LATER: dict[str, Any] = {"starts_at": NOW + timedelta(days=1), "ends_at": NOW + timedelta(days=2)}
 
 
 def run(
@@ -305,8 +310,7 @@ def test_without_the_timers_role_nothing_starts_and_with_it_the_timer_holds_up_n
 
 
 def test_what_starts_by_a_schedule_needs_a_role_that_may_start_it() -> None:
-    begins = {"starts_at": NOW + timedelta(days=1), "ends_at": NOW + timedelta(days=2)}
-    to_come = {"reservation": replace(BLOCK, state="scheduled", **begins)}
+    to_come = {"reservation": replace(BLOCK, state="scheduled", **LATER)}
     lacks: dict[str, Any] = {"role_lacks": lambda role, rights: [f"{rights[0][1][0]}"]}
 
     def result(facts: dict[str, Any], **changes: Any) -> Result:
@@ -485,6 +489,24 @@ def test_a_training_job_needs_a_role_and_a_bucket() -> None:
 def test_a_training_plan_needs_no_quota_and_one_that_may_not_be_listed_holds_up_nothing() -> None:
     assert "quota" not in {each.name for each in train(training_plan=TRAINING_PLAN)}
     assert first("quota", train({"quotas_by_name": denied("it")})).result is Result.NOT_CHECKED
+
+
+@pytest.mark.parametrize(
+    ("plan", "result", "words"),
+    [
+        (PLAN, Result.OK, "1 of 2 instances free"),
+        (replace(PLAN, status="Scheduled", **LATER), Result.OK, "2026-11-22 01:30 UTC: SageMaker queues"),
+        (replace(PLAN, status="Pending", **LATER), Result.WARNING, "is pending"),
+        (replace(PLAN, ends_at=NOW + timedelta(minutes=119)), Result.WARNING, "before --max-hours is over"),
+        (replace(PLAN, status="Expired"), Result.FAILED, "is expired"),
+        (None, Result.FAILED, "there is no training plan"),
+        (denied("it"), Result.NOT_CHECKED, "it"),
+    ],
+)
+def test_a_training_plan_takes_jobs_before_it_begins(plan: Any, result: Result, words: str) -> None:
+    found = first("training plan", train({"training_plan": plan}, training_plan=TRAINING_PLAN))
+    assert found.result is result and words in found.message
+    assert "training plan" not in {each.name for each in train()}
 
 
 def test_of_several_types_those_with_room_are_left() -> None:

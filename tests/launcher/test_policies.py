@@ -248,6 +248,7 @@ NEEDS: dict[str, list[_Need]] = {
     "launcher-sagemaker": [
         ("sagemaker:CreateTrainingJob", JOB, TRAINING),
         ("sagemaker:CreateTrainingJob", f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/x", {}),
+        ("sagemaker:DescribeTrainingPlan", f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/x", {}),
         ("sagemaker:AddTags", JOB, {"sagemaker:TaggingAction": "CreateTrainingJob"}),
         ("iam:PassRole", NAMES.training_role, {"iam:PassedToService": "sagemaker.amazonaws.com"}),
         ("logs:GetLogEvents", f"{LOGS}:log-group:/aws/sagemaker/TrainingJobs:x", {}),

@@ -157,6 +157,17 @@ def test_a_job_whose_attempt_has_ended_goes_unless_it_is_being_stopped() -> None
     assert (stopping.must_go, stopping.why) == (False, "it is being stopped")
 
 
+def test_the_time_of_a_job_in_a_training_plan_begins_with_its_machines() -> None:
+    weeks = LAUNCHED + timedelta(weeks=3)
+    waiting = replace(job(minutes_waiting=None), training_plan="arn:x", secondary_status="Pending")
+    judged = judge_job(waiting, RUNNING, now=weeks)
+    assert not judged.must_go and "waits in the queue of its training plan" in judged.why
+    assert judge_job(waiting, ENDED, now=weeks).must_go
+    begun = replace(waiting, started_at=weeks)
+    assert not judge_job(begun, RUNNING, now=weeks + timedelta(minutes=129)).must_go
+    assert judge_job(begun, RUNNING, now=weeks + timedelta(minutes=131)).must_go
+
+
 def test_a_schedule_goes_once_its_machine_is_gone() -> None:
     made = LAUNCHED + timedelta(minutes=1)
     schedule = Schedule(name=f"fastlaunch-{RUN}-a2-1", region="us-east-1", created_at=made)

@@ -56,6 +56,8 @@ class TrainingJob:
     failure_reason: str | None = None
     # SageMaker's words for the status.
     status_message: str | None = None
+    # ARN of the plan whose machines it takes, and which it waits for.
+    training_plan: str | None = None
     # Filled in where all live jobs are listed, alone.
     tags: Mapping[str, str] = field(default_factory=dict)
     # For a job in a queue of AWS Batch, which stands for all its training jobs: its id and queue, and their
@@ -78,6 +80,20 @@ class TrainingJob:
     def ec2_type(self) -> str | None:
         """The instance type as EC2 names it, None until SageMaker has chosen."""
         return self.instance_type.removeprefix("ml.") if self.instance_type else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """A training plan that was bought."""
+
+    name: str
+    # Pending, Scheduled, Active, Expired or Failed.
+    status: str
+    num_instances: int
+    num_free: int
+    # Both with their time zone.
+    starts_at: datetime | None
+    ends_at: datetime | None
 
 
 class SageMakerCalls(AwsSession):
@@ -156,6 +172,26 @@ class SageMakerCalls(AwsSession):
         except BadConfiguration as error:
             if not is_unknown_job(error) and "is in status" not in error.message:
                 raise
+
+    def training_plan(self, region: str, arn: str) -> TrainingPlan | None:
+        """Return the training plan; None if there is none of the name in the region."""
+        name = arn.rpartition("/")[2]
+        answer = self.call_or_none(
+            *("sagemaker", region, "DescribeTrainingPlan"),
+            absent=("ResourceNotFound", "ResourceNotFoundException"),
+            subject=name,
+            TrainingPlanName=name,
+        )
+        if answer is None:
+            return None
+        return TrainingPlan(
+            name=name,
+            status=answer["Status"],
+            num_instances=answer.get("TotalInstanceCount", 0),
+            num_free=answer.get("AvailableInstanceCount", 0),
+            starts_at=answer.get("StartTime"),
+            ends_at=answer.get("EndTime"),
+        )
 
     def plan_offerings(
         self, region: str, instance_type: str, hours: int, num_instances: int = 1
@@ -244,6 +280,7 @@ def _job(region: str, answer: Mapping[str, Any]) -> TrainingJob:
         or (answer.get("LastModifiedTime") if answer["TrainingJobStatus"] in ENDED else None),
         instance_type=resources.get("InstanceType"),
         num_instances=resources.get("InstanceCount", 1),
+        training_plan=resources.get("TrainingPlanArn"),
         is_spot=answer.get("EnableManagedSpotTraining", False),
         billable_s=answer.get("BillableTimeInSeconds"),
         training_s=answer.get("TrainingTimeInSeconds"),

@@ -207,14 +207,17 @@ def judge_job(job: TrainingJob, known: KnownAttempt | None, *, now: datetime) ->
     stopping is left to SageMaker.
     """
     must_go, why = False, NOT_OURS
-    ends_at = job_ends_at(job.tags, job.name, job.placed_at or job.created_at)
-    if ends_at and job.queue and job.placed_at is None:
+    placed_at, where = job.placed_at, f"queue {job.queue}"
+    if job.training_plan and not job.queue:
+        placed_at, where = job.started_at, "the queue of its training plan"
+    ends_at = job_ends_at(job.tags, job.name, placed_at or job.created_at)
+    if ends_at and (job.queue or job.training_plan) and placed_at is None:
         # Its time has not begun. It costs nothing while it waits, and will cost once it is started.
         over_since = known.over_since if known and not known.is_followed else None
         must_go = over_since is not None
-        why = f"it waits in queue {job.queue}, which costs nothing"
+        why = f"it waits in {where}, which costs nothing"
         if over_since:
-            why = f"its runs ended at {utc_minute(over_since)}, and it waits in queue {job.queue} still"
+            why = f"its runs ended at {utc_minute(over_since)}, and it waits in {where} still"
     elif ends_at:
         minutes = job.tags[MAX_MINUTES_TAG]
         over = (

@@ -35,6 +35,8 @@ _OLD_NOTICE = timedelta(minutes=10)
 #: How long a job may wait in a queue of AWS Batch before its absence counts: Batch shows every job for a week
 #: after its end.
 _QUEUE_WAIT = timedelta(days=8)
+#: The same for a training plan, which begins at most eight weeks after it is bought.
+_PLAN_WAIT = timedelta(weeks=9)
 
 
 def check_account(attempt: Attempt, identity: Identity) -> None:
@@ -121,6 +123,8 @@ def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: Att
     ends_at = _ends_at(attempt, attempt.launched_at or handle["launched_at"])
     last = datetime.fromisoformat(absences[-1])
     wait_limit = _QUEUE_WAIT if handle.get("service_job") else backend.wait_limit
+    if handle.get("training_plan"):
+        wait_limit = _PLAN_WAIT
     is_past = len(absences) >= _NUM_ABSENCES and last > ends_at + wait_limit + _PAST_LIMIT
     return replace(status, has_ended=is_past or _has_said_its_last_word(attempt, backend))
 

@@ -449,6 +449,36 @@ def _block(job: CheckContext, instance: InstanceType) -> str | Finding:
     )
 
 
+def _training_plan(job: CheckContext) -> str | Finding:
+    """Check that the plan takes the job, now or when it begins: until then SageMaker itself queues it."""
+    assert job.options.training_plan is not None
+    plan = job.aws.training_plan(job.region, job.options.training_plan)
+    if plan is None or plan.status not in ("Pending", "Scheduled", "Active"):
+        raise BadConfiguration(
+            f"there is no training plan {job.options.training_plan} in {job.region}"
+            if plan is None
+            else f"training plan {plan.name} is {plan.status.lower()}",
+            f"`aws sagemaker list-training-plans --region {job.region}` lists yours",
+        )
+    message = f"{plan.name}: {plan.num_free} of {plan.num_instances} instances free"
+    begins_at = job.lookup.now
+    if plan.status != "Active" and plan.starts_at:
+        begins_at = plan.starts_at
+        message = (
+            f"{plan.name} is {plan.status.lower()}, and begins at {utc_minute(begins_at)}: SageMaker queues "
+            "the job until then, without anything running here"
+        )
+    if plan.ends_at and plan.ends_at - begins_at < datetime.timedelta(minutes=job.options.max_minutes):
+        return Finding(
+            Result.WARNING,
+            f"{message}; it ends at {utc_minute(plan.ends_at)}, before --max-hours is over",
+            "what the job has not saved by then is lost: give --checkpoint-every, or a lower --max-hours",
+        )
+    if plan.status == "Pending":
+        return Finding(Result.WARNING, message, "what AWS does not get paid for never begins")
+    return message
+
+
 def _quota(job: CheckContext, instance: InstanceType) -> str | Finding:
     region = job.region
     use = quota_use(instance, region, job.options, job.aws)
@@ -560,6 +590,7 @@ _IN_REGION = (
     ),
     _Listed("offered", _offered, _each_type, when=_is_on_ec2),
     _Listed("capacity block", _block, _each_type, when=_has_block),
+    _Listed("training plan", _training_plan, when=lambda job: bool(job.options.training_plan), needed=False),
     # A block's or a training plan's instances were granted when it was bought.
     _Listed(
         "quota",

@@ -170,6 +170,8 @@ def _waited_too_long(job: TrainingJob) -> bool:
 
 def _detail(job: TrainingJob) -> str:
     words = _WORDS.get(job.secondary_status, job.secondary_status)
+    if job.secondary_status == "Pending" and job.training_plan:
+        words = "waiting for its training plan"
     if job.status == "Stopping":
         words = "stopping"
     return f"{words} ({job.status_message})" if job.status_message and not job.has_ended else words

@@ -161,6 +161,8 @@ def _handle(plan: Plan, arn: str, launched_at: datetime, service_job: str | None
         "launched_at": launched_at.astimezone(UTC).isoformat(),
         "num_nodes": request["ResourceConfig"]["InstanceCount"],
     }
+    if plan_arn := request["ResourceConfig"].get("TrainingPlanArn"):
+        handle["training_plan"] = plan_arn
     if service_job is None:
         return handle
     return {
