@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Protocol
@@ -58,7 +59,8 @@ def start(context: World, words: Sequence[str]) -> int:
     """Exit code of a submission of two runs that has been resolved to places.
 
     words: options (`--nodes=N`, `--detach`, `--spot`) and places, in the order to try: `TYPE/REGION/ZONE`,
-    also with a capacity block, `TYPE/REGION/ZONE/cr-...`, `ml.TYPE/REGION`, or `ml.TYPE/REGION/QUEUE`.
+    also with a capacity block, `TYPE/REGION/ZONE/cr-...`, and in how many seconds it begins,
+    `TYPE/REGION/ZONE/cr-.../SECONDS`; `ml.TYPE/REGION`, or `ml.TYPE/REGION/QUEUE`.
     As `submit` does once it has looked everything up, for which no trial needs to ask AWS again and again.
     """
     from fastlaunch.core.errors import UserError
@@ -112,6 +114,9 @@ def _place(name: str, context: World) -> Site:
     # In the account it ends a few hours later than here.
     ends_at = (context.now() + timedelta(hours=20)).isoformat(timespec="seconds")
     block = CapacityBlock(reservation=rest[1], ends_at=ends_at, fee_usd=720.0, hours=24.0, num_instances=1)
+    if len(rest) > 2:
+        begins_at = context.now() + timedelta(seconds=float(rest[2]))
+        block = replace(block, starts_at=begins_at.isoformat(timespec="seconds"))
     return ec2_builders.block_site(instance, block, **changes)
 
 

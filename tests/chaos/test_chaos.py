@@ -14,15 +14,16 @@ from drawn import Death, View
 from faulty_proxy import Fault
 from network import Faults, Moment
 from submissions import SUBMISSIONS, launch_of, num_nodes_of
-from trial import Trial
+from trial import BEGINS, Trial
 
-#: Seeded trials of each kind of submission: 352, of which 44 are slow, and the others in the full tier.
+#: Seeded trials of each kind of submission: 376, of which 44 are slow, and the others in the full tier.
 NUM_TRIALS = {
     "machine": 72,
     "nodes": 32,
     "block": 8,
     "detached": 24,
     "detached-nodes": 16,
+    "detached-block": 24,
     "job": 48,
     "queued-job": 32,
     "spot-job": 24,
@@ -35,6 +36,14 @@ NUM_STEPS = 14
 NUM_TIMER_STEPS = 8
 
 pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def block_trial(trial: Trial) -> Trial:
+    """Of a detached submission in a block that is to come."""
+    trial.kind = "detached-block"
+    return trial
+
 
 _SEEDS = [
     pytest.param(kind, seed, id=f"{kind}-seed-{seed}-")
@@ -229,3 +238,61 @@ def test_nothing_leaks_where_timers_are_refused(trial: Trial, kind: str, action:
     trial.faults = Faults(denied=(action,))
     trial.fates, trial.next_typed = ("hangs",), (("status",), ("cancel", "RUN"))
     assert not trial.run(Death(after_s=10.0)), trial.story()
+
+
+# Before a capacity block begins: what the ledger knows of is started once, with no process of ours, and what
+# was given up is not.
+
+
+@pytest.mark.parametrize("step", range(1, NUM_TIMER_STEPS + 1))
+def test_no_block_is_missed_from_any_step_of_the_ledger(block_trial: Trial, step: int) -> None:
+    trial = block_trial
+    trial.faults, trial.fates = Faults(), ("completes",)
+    # A look before it begins makes what the launcher could not.
+    trial.next_typed = (("status",), BEGINS, ("status",))
+    assert not trial.run(Death(commit=step, after_s=20.0)), trial.story()
+    assert trial.num_launched == bool(trial.num_attempts), trial.story()
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("fault", [None, Fault.LOSE_ANSWER, Fault.LOSE_REQUEST, Fault.THROTTLE])
+def test_no_block_is_missed_though_its_launcher_is_killed_at_a_schedule(
+    block_trial: Trial, fault: Fault | None, n: int, after: bool
+) -> None:
+    trial = block_trial
+    trial.faults, trial.fates = Faults(timers=fault), ("completes",)
+    trial.next_typed = (("status",), BEGINS, ("status",))
+    moment = Moment(n=n, action="CreateSchedule", after=after)
+    assert not trial.run(Death(moment=moment, after_s=20.0)), trial.story()
+    if fault is None:
+        assert trial.num_launched == 1, trial.story()
+
+
+@pytest.mark.parametrize("command", [("cancel", "RUN"), ("reap", "--yes")])
+@pytest.mark.parametrize("begins_first", [True, False], ids=["after-its-start", "before"])
+def test_what_waits_for_its_block_is_given_up_by_cancel_alone(
+    block_trial: Trial, command: tuple[str, ...], begins_first: bool
+) -> None:
+    trial = block_trial
+    trial.faults, trial.fates = Faults(), ("hangs",)
+    commands = (BEGINS, command) if begins_first else (command, BEGINS)
+    trial.next_typed = (*commands, ("status",))
+    assert not trial.run(Death(after_s=20.0)), trial.story()
+    assert trial.num_launched == (begins_first or command[0] == "reap"), trial.story()
+
+
+@pytest.mark.parametrize("view", [View.STALE, View.STRANGE])
+def test_what_waits_for_its_block_is_not_given_up_by_who_cannot_see(block_trial: Trial, view: View) -> None:
+    trial = block_trial
+    trial.faults, trial.fates, trial.view = Faults(), ("hangs",), view
+    trial.next_typed = (("status",), ("cancel", "RUN"), BEGINS, ("status",), ("reap", "--yes"))
+    assert not trial.run(Death(after_s=20.0)), trial.story()
+
+
+@pytest.mark.parametrize("action", ["CreateSchedule", "DeleteSchedule"])
+def test_nothing_leaks_where_schedules_of_a_start_are_refused(block_trial: Trial, action: str) -> None:
+    trial = block_trial
+    trial.faults, trial.fates = Faults(denied=(action,)), ("hangs",)
+    trial.next_typed = (("status",), ("cancel", "RUN"), BEGINS, ("status",))
+    assert not trial.run(Death(after_s=20.0)), trial.story()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +26,7 @@ from lives import Output
 from moto_schedules import Scheduler
 from moto_server import MotoServer
 from network import STRANGER_KEY, Faults, Network
-from submissions import REGIONS, SUBMISSIONS, furnish, num_nodes_of, saves
+from submissions import REGIONS, SUBMISSIONS, begins_s, furnish, num_nodes_of, saves
 from verdict import Started, Verdict
 
 #: After that, every machine is over its time, and EC2 has forgotten what was terminated.
@@ -34,6 +35,9 @@ LATER_S = 5 * 3600.0
 _APART_S = 360.0
 #: Commands that only look at AWS, or end what they see.
 _LOOKS = ("status", "watch", "reap", "cancel")
+#: Stands among commands for the time at which a block begins: the scheduler does what is due, machines live.
+BEGINS = ("(the block begins)",)
+_LIFE_S = 3.0
 #: So often, hours apart, somebody comes back to runs that go on when they are looked at.
 _NUM_RETURNS = 6
 
@@ -70,6 +74,8 @@ class Trial:
     told: list[str] = field(default_factory=list)
     _troubled: Faults = field(default_factory=Faults)
     _ahead_s: float = 0.0
+    #: How long after the submission its block has begun; 0 before.
+    _begun_s: float = 0.0
     _started: list[Started] = field(default_factory=list)
     _foreign: Foreign = field(init=False)
 
@@ -125,6 +131,11 @@ class Trial:
     def num_launched(self) -> int:
         """Machines and jobs that the service made."""
         return len(self._started)
+
+    @property
+    def num_attempts(self) -> int:
+        """What the ledger knows of."""
+        return len(self._verdict.rows("SELECT id FROM attempts"))
 
     @property
     def states(self) -> list[str]:
@@ -291,6 +302,12 @@ class Trial:
     def _meddle(self, rng: random.Random) -> None:
         ahead_s = 0.0
         for argv in self._meddling(rng) if self.next_typed is None else self.next_typed:
+            if argv == BEGINS:
+                # Requests that were sent twice are sent by then.
+                ahead_s = self._begun_s = max(ahead_s, 2 * begins_s(self.kind))
+                self._carry_out(ahead_s)
+                time.sleep(_LIFE_S)
+                continue
             death, self.next_death = self.next_death, None
             if self.next_typed is None and rng.random() < (0.5 if saves(self.kind) else 0.3):
                 death = (
@@ -309,7 +326,7 @@ class Trial:
                 pause_s = 1200.0 if self.view else rng.choice((0.0, 0.0, 400.0, 1200.0, 3600.0))
                 # A watch may see it an hour later than that.
                 ahead_s = min(ahead_s + pause_s, 2400.0 if saves(self.kind) else 5400.0)
-            later_s = ahead_s if argv[0] in _LOOKS or saves(self.kind) else 0.0
+            later_s = ahead_s if argv[0] in _LOOKS or saves(self.kind) else self._begun_s
             self._command(*words, death=death, view=view, ahead_s=later_s)
 
     def _meddling(self, rng: random.Random) -> list[tuple[str, ...]]:
@@ -326,6 +343,8 @@ class Trial:
                 ("status", run_id),
                 ("start", *SUBMISSIONS[self.kind]),
             ]
+            if begins_s(self.kind):
+                commands += [BEGINS, BEGINS]
             if saves(self.kind):
                 commands += [("status",), ("watch",), ("resume", run_id, "--yes", "--detach")]
                 commands += [("resume", run_id, "--yes")]
@@ -334,9 +353,12 @@ class Trial:
 
     def _leave_alone(self) -> None:
         """Nobody comes for hours, in which the scheduler does what it was asked to."""
-        ended = self._scheduler.carry_out(datetime.now(UTC) + timedelta(seconds=LATER_S))
-        self.told.append(f"the scheduler ended {', '.join(ended) or 'nothing'}")
+        self._carry_out(LATER_S)
         self.problems += self._verdict.unprotected(self._started)
+
+    def _carry_out(self, ahead_s: float) -> None:
+        ended = self._scheduler.carry_out(datetime.now(UTC) + timedelta(seconds=ahead_s))
+        self.told.append(f"the scheduler ended {', '.join(ended) or 'nothing'}")
 
     def _forget_some(self, rng: random.Random) -> None:
         for instance in self.server.instances("terminated"):

@@ -108,7 +108,7 @@ class Verdict:
         made = {
             row["token"]
             for row in self.rows("SELECT token, schedule FROM attempts")
-            if row["schedule"] and json.loads(row["schedule"])["state"] == "created"
+            if row["schedule"] and _ends(json.loads(row["schedule"]))
         }
         for one in started:
             if one.token in made and self.lives(one):
@@ -211,3 +211,8 @@ class Verdict:
     @staticmethod
     def _schedules_of(row: Any) -> list[str]:
         return list(json.loads(row["schedule"])["names"]) if row["schedule"] else []
+
+
+def _ends(schedule: Mapping[str, Any]) -> bool:
+    """Whether schedules were made that end machines, and not ones that start them."""
+    return schedule["state"] == "created" and "starts_at" not in schedule

@@ -107,7 +107,29 @@ def test_a_block_in_which_nothing_started_is_said_so_once_nothing_can_start(worl
     world.clock.sleep(900 + AFTER_FORGETTING_S)
     world.reconcile()
     state, reason = world.state(run)
-    assert state is RunState.FAILED and "CloudTrail" in (reason or "")
+    assert state is RunState.PLANNED and "CloudTrail" in (reason or "")
+    # A machine that EC2 does not show may live until its own timer has ended it.
+    world.clock.sleep(3 * 3600 + 900)
+    for _ in range(2):
+        assert world.state(run)[0] is RunState.PLANNED
+        world.clock.sleep(301)
+        world.reconcile()
+    state, reason = world.state(run)
+    assert state is RunState.FAILED and "CloudTrail" in (reason or "") and world.aws.schedules == {}
+
+
+def test_a_machine_that_ec2_does_not_show_is_found_again(world: World) -> None:
+    world.aws.node = lambda node: None
+    run = submit(world)
+    world.clock.sleep(UNTIL_BEGUN_S + 3000)
+    world.aws.is_blind = True
+    for _ in range(4):
+        world.reconcile()
+        world.clock.sleep(301)
+    assert world.state(run)[0] is RunState.PLANNED and len(world.aws.live()) == 1
+    world.aws.is_blind = False
+    world.reconcile()
+    assert world.state(run)[0] is RunState.RUNNING and world.attempt(run).absences == ()
 
 
 def test_cancel_before_its_start_deletes_the_schedules(world: World) -> None:

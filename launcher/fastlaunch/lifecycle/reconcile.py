@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, cast
 
 from fastlaunch.backends.protocol import CLOUD_BACKENDS, FORGOTTEN_AFTER, Backend, CloudBackend
 from fastlaunch.core.data import read
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, UserError
+from fastlaunch.core.ownership import MARGIN_MINUTES
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import as_warning, report_line
@@ -28,12 +30,12 @@ from fastlaunch.lifecycle.deadline_schedule import (
 )
 from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.lifecycle.local import finish_run
-from fastlaunch.lifecycle.sight import is_of, look
+from fastlaunch.lifecycle.sight import counts_absence, is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"
 NOT_IN_BLOCK = (
-    "EC2 started no machine when its capacity block began: CloudTrail says why, under RunInstances by the "
-    "role of the schedule"
+    "EC2 shows no machine though its capacity block has begun: CloudTrail says why, under RunInstances by "
+    "the role of the schedule"
 )
 
 
@@ -180,18 +182,10 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
         plan = plans.get(attempt.id)
         handle = handles.get(attempt.token)
         is_old = backend.now() - requested_by(attempt) > FORGOTTEN_AFTER
-        if handle is None and waits(attempt):
-            if not is_old:
-                if attempt.reason is None and not (is_to_be_made(attempt) or was_given_up(attempt)):
-                    explain_wait(ledger, attempt)
-                continue
-            # None may start it later. Until AWS has deleted all, nothing is settled.
-            with suppress(CloudRefused):
-                unmake_start(ledger, backend.aws, attempt, now=backend.now())
-            if not was_given_up(ledger.attempt(attempt.id)):
-                continue
         if handle is None and is_old and plan is not None:
             handle = _forgotten(backend, attempt)
+        if handle is None and waits(attempt) and not _has_missed(ledger, backend, attempt, is_old=is_old):
+            continue
         with ledger.transaction():
             # Another process may have ended it meanwhile, with a reason.
             if ledger.attempt(attempt.id).handle is not None:
@@ -212,6 +206,29 @@ def adopt(ledger: Ledger, backend: CloudBackend, attempts: Sequence[Attempt]) ->
                     f"its launcher ended while a machine was being started; {backend.service} shows none "
                     f"(yet): this is settled {minutes:.0f} minutes after the request",
                 )
+
+
+def _has_missed(ledger: Ledger, backend: CloudBackend, attempt: Attempt, *, is_old: bool) -> bool:
+    """Return whether nothing has started an attempt that waits, and nothing can. Else note what is known.
+
+    is_old: whether EC2 should have shown by now what was started.
+    """
+    if not is_old:
+        if attempt.reason is None and not (is_to_be_made(attempt) or was_given_up(attempt)):
+            explain_wait(ledger, attempt)
+        return False
+    # Seen is seen: one empty answer proves nothing, and no launcher tells that AWS has refused.
+    limit = timedelta(minutes=(attempt.max_minutes or 0) + MARGIN_MINUTES)
+    if not counts_absence(ledger, attempt, requested_by(attempt) + limit, backend.now()):
+        with ledger.transaction():
+            ledger.explain_attempt(attempt.id, NOT_IN_BLOCK)
+            for run_id in ledger.existing(attempt.run_ids):
+                ledger.explain(run_id, NOT_IN_BLOCK)
+        return False
+    # No schedule may start it later.
+    with suppress(CloudRefused):
+        unmake_start(ledger, backend.aws, attempt, now=backend.now())
+    return was_given_up(ledger.attempt(attempt.id))
 
 
 def _forgotten(backend: CloudBackend, attempt: Attempt) -> Mapping[str, Any] | None:

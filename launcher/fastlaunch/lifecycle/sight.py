@@ -118,15 +118,22 @@ def _judged(ledger: Ledger, backend: CloudBackend, attempt: Attempt, status: Att
     # A younger machine need not be seen yet.
     if status.is_live or now - datetime.fromisoformat(handle["launched_at"]) <= FORGOTTEN_AFTER:
         return status
-    absences = _with_absence(ledger.attempt(attempt.id).absences, now)
-    ledger.set_absences(attempt.id, absences)
-    ends_at = _ends_at(attempt, attempt.launched_at or handle["launched_at"])
-    last = datetime.fromisoformat(absences[-1])
     wait_limit = _QUEUE_WAIT if handle.get("service_job") else backend.wait_limit
     if handle.get("training_plan"):
         wait_limit = _PLAN_WAIT
-    is_past = len(absences) >= _NUM_ABSENCES and last > ends_at + wait_limit + _PAST_LIMIT
+    ends_at = _ends_at(attempt, attempt.launched_at or handle["launched_at"]) + wait_limit
+    is_past = counts_absence(ledger, attempt, ends_at, now)
     return replace(status, has_ended=is_past or _has_said_its_last_word(attempt, backend))
+
+
+def counts_absence(ledger: Ledger, attempt: Attempt, ends_at: datetime, now: datetime) -> bool:
+    """Note that AWS shows nothing now; return whether it has not for so long that nothing lives.
+
+    ends_at: when the time of its machines is over.
+    """
+    absences = _with_absence(ledger.attempt(attempt.id).absences, now)
+    ledger.set_absences(attempt.id, absences)
+    return len(absences) >= _NUM_ABSENCES and datetime.fromisoformat(absences[-1]) > ends_at + _PAST_LIMIT
 
 
 def _with_absence(absences: Sequence[str], now: datetime) -> tuple[str, ...]:
