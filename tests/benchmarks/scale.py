@@ -3,15 +3,17 @@
     python tests/benchmarks/scale.py [--runs 10000] [--people 50] [--machines 20] [--home FOLDER]
 
 Makes an AWS on this machine (moto) with a shared folder, to which everybody else has pushed their runs, and
-with machines under way; and a ledger with as many runs of the user's own, on EC2. Then prints the seconds and
-the requests of each command, which is a process of its own. With --home it keeps the ledger there. Times
-depend on the machine and what else it does: no test asserts them.
+with machines under way; and a ledger with as many runs of the user's own, on EC2. Then prints what each
+command, a process of its own, takes: seconds, those of a CPU, and requests. With --home it keeps the ledger
+there. Times depend on the machine and what else it does: no test asserts
+them.
 """
 
 import argparse
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -201,8 +203,8 @@ def start_run(server: MotoServer, ledger: Ledger, folder: Path, *, prefix: str) 
 
 
 def run(server: MotoServer, command: Sequence[str], environment: dict[str, str]) -> list[Any]:
-    """Return a row: the command, its seconds, its requests."""
-    before, started = server.counts(), time.perf_counter()
+    """Return a row: the command, its seconds, those of a CPU, its requests."""
+    before, started, cpu_s = server.counts(), time.perf_counter(), _cpu_s()
     line = [sys.executable, "-m", "fastlaunch", *command]
     try:
         done = subprocess.run(
@@ -221,7 +223,14 @@ def run(server: MotoServer, command: Sequence[str], environment: dict[str, str])
     sent = Counter(server.counts())
     sent.subtract(before)
     requests = ", ".join(f"{action} {number}" for action, number in sent.most_common() if number)
-    return [f"fastlaunch {' '.join(command)}", seconds, sum(sent.values()), requests]
+    cpu = f"{_cpu_s() - cpu_s:.1f}"
+    return [f"fastlaunch {' '.join(command)}", seconds, cpu, sum(sent.values()), requests]
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of all commands so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -264,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for command in COMMANDS:
             rows.append(run(server, command, environment))
             print(tabulate(rows[-1:], tablefmt="plain"), file=sys.stderr)
-    print(tabulate(rows, headers=["command", "s", "requests", "of which"], tablefmt="github"))
+    print(tabulate(rows, headers=["command", "s", "CPU s", "requests", "of which"], tablefmt="github"))
     server.close()
 
 
