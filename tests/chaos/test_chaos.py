@@ -9,8 +9,10 @@ machine or job for a run while its first one lives, every tag in its place; and 
 lost that lives, or anything of others ended. What goes on with a run begins at its newest checkpoint.
 """
 
+import random
+
 import pytest
-from drawn import Death, View
+from drawn import Death, View, draw_death
 from faulty_proxy import Fault
 from network import Faults, Moment
 from submissions import SUBMISSIONS, launch_of, num_nodes_of
@@ -109,6 +111,22 @@ def test_both_nodes_end_with_the_run(trial: Trial, kind: str, hidden: int, fates
     # After a while both are there, and one may have gone.
     launch = Moment(n=6, action="DescribeInstances", after=True)
     assert not trial.run(Death(moment=launch, after_s=20.0)), trial.story()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_killed", [False, True], ids=["followed", "killed"])
+@pytest.mark.parametrize("kind", ["nodes", "detached-nodes"])
+def test_a_node_that_vanishes_is_replaced_with_its_peer_and_nothing_else(
+    trial: Trial, kind: str, seed: int, is_killed: bool
+) -> None:
+    trial.faults, trial.fates = Faults(), ("vanishes", *3 * ("completes",))
+    trial.next_typed = (("watch",), ("status",))
+    # The launcher, and the command that looks next.
+    rng = random.Random(seed)
+    deaths = [draw_death(rng, kind) if is_killed else Death(after_s=20.0) for _ in range(2)]
+    trial.next_death = deaths[1]
+    assert not trial.run(deaths[0]), trial.story()
+    assert trial.num_launched == 4 or is_killed, trial.story()
 
 
 @pytest.mark.parametrize("expires_at", [None, 3])
