@@ -51,6 +51,12 @@ def test_workloads_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> N
         assert f"\nname              {name}\n" in capsys.readouterr().out
 
 
+def test_the_lengths_of_experiments_have_a_heading_that_is_a_noun(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ((), ("fp8",)):
+        assert run(["experiments", *name]) == 0
+        assert "length" in capsys.readouterr().out.splitlines()[0].split()
+
+
 @pytest.mark.slow
 def test_listings_import_neither_torch_nor_numpy() -> None:
     code = (

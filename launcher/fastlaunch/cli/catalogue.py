@@ -51,7 +51,7 @@ _VARIANT_HEADERS = {
     "recipe": "recipe",
     "batch_size": "batch/GPU",
     "num_gpus": "GPUs",
-    "length": "for",
+    "length": "length",
     "eval_every": "evaluated every",
 }
 

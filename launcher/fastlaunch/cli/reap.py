@@ -134,7 +134,7 @@ def _print(done: Reaped, rows: Mapping[Kind, Sequence[Row]]) -> None:
         columns: list[Column[Row]] = [
             Column(NOUNS[kind], itemgetter(kind)),
             *(of_schedule if kind == "schedule" else _MACHINE_COLUMNS),
-            Column("", itemgetter("done")),
+            Column("outcome", itemgetter("done")),
             Column("why", itemgetter("why")),
         ]
         if rows_of_kind:

@@ -37,7 +37,7 @@ RUN_HEADERS: Mapping[str, str] = {
     "step_time": "step time",
     "samples_per_s": "samples/s",
     "tokens_per_s": "tokens/s",
-    "note": "",
+    "note": "note",
 }
 
 STATE_COLOURS: Mapping[str, Mapping[str, Any]] = {
