@@ -218,6 +218,22 @@ def test_a_run_of_epochs_starts_without_a_number_of_steps() -> None:
         assert (task.completed, task.total) == (50, 100)
 
 
+def test_what_is_waited_for_before_a_run_is_one_line() -> None:
+    display, stream, _ = plain()
+    display.wait("waiting here until cr-1 begins")
+    display.finish("it has begun")
+    assert stream.getvalue().splitlines() == [
+        "waiting here until cr-1 begins",
+        "waiting here until cr-1 begins: it has begun",
+    ]
+    with ProgressBar(io.StringIO()) as bar:
+        bar.wait("waiting here until cr-1 begins")
+        (task,) = bar._bar.tasks
+        assert (task.description, task.total) == ("waiting here until cr-1 begins", None)
+        bar.finish("it has begun")
+        assert not bar._bar.tasks
+
+
 def test_a_region_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     asked: list[str] = []
 

@@ -75,7 +75,7 @@ class RegionSettings:
     output_kms_key: str | None = None
     # Whether SageMaker encrypts what a job's containers send to each other.
     encrypt_between_containers: bool = False
-    # ARN of the role by which EventBridge Scheduler ends a detached job's machines.
+    # ARN of the role by which EventBridge Scheduler ends machines, and starts those that wait for a block.
     scheduler_role: str | None = None
 
 

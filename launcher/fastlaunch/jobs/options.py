@@ -432,7 +432,7 @@ class Options:
     )
     reservation: str | None = _spend(
         "--reservation cr-ID",
-        "Run in this capacity block, which you have bought before.",
+        "Run in this capacity block, which you have bought before, once it begins.",
         commands=("submit", "doctor"),
         places=("ec2",),
         elsewhere="leave it out: SageMaker's own are training plans, given by --training-plan",

@@ -198,8 +198,8 @@ class Attempt:
     max_minutes: int | None = None
     output: str | None = None
     billing: Billing = Billing()
-    #: In the account, to end a detached attempt's machines: `{"name", "region", "state", ...}`; see
-    #: `deadline_schedule`.
+    #: In the account, to start an attempt later or to end its machines: `{"name", "region", "state", ...}`;
+    #: see `deadline_schedule`.
     schedule: dict[str, Any] | None = None
     #: The AWS account that the request was sent with, and its partition, such as `aws`; None on this machine.
     account: str | None = None
