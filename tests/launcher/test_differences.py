@@ -172,6 +172,20 @@ def test_a_noisy_row_is_judged_by_its_own_rounds_and_leaves_the_others_sharp() -
     assert first.limits(0.05) == pytest.approx(second.limits(0.05))
 
 
+def test_a_noisy_rows_round_without_the_baseline_counts_by_the_other_rows() -> None:
+    base: list[float | None] = [0.5, 0.502, 0.499, 0.5, None]
+    others = [[0.2, 0.203, 0.198, 0.2, 0.2], [0.3, 0.302, 0.3, 0.301, 0.3]]
+    noisy = [0.0, -0.05, 0.05, 0.01, 0.19]
+    differences = Differences(in_rounds(base, *others, noisy))
+    assert differences.noise(3) > 0.8
+    alone = Differences(in_rounds(base, *others))
+    missing = np.mean([others[at - 1][4] + alone.log_ratio(at, 0) for at in (1, 2)])
+    paired = scipy.stats.ttest_rel([*base[:4], missing], noisy)
+    own = only(differences.between(3, 0))
+    assert (own.value / own.error, own.dof) == pytest.approx((paired.statistic, 4))
+    assert only(differences.between(0, 3)).value == pytest.approx(-own.value)
+
+
 @pytest.mark.parametrize("num_rounds", [24, 600])
 def test_a_noisy_row_is_told_by_hundreds_of_runs(num_rounds: int) -> None:
     rng = random.Random(1)

@@ -4,7 +4,8 @@
     2  Rows are compared within blocks (the rounds of one session on one host) by least squares: an effect
        of the round on all rows cancels, and the error is how much the differences vary between rounds.
     3  All rows share that scatter, except a row whose own runs show more noise: it is judged by its own
-       rounds, weighted by the probability that it is noisier.
+       rounds, weighted by the probability that it is noisier. If the other row is missing from such a round,
+       its time follows from those of the rows that share the scatter.
     4  If a row's noise carries over from round to round, its rounds count as fewer.
     5  With rounds on several hosts, the error includes the difference's variation between hosts.
     6  Rows that share no round are compared by the means of their hosts; the error includes the variation
@@ -149,18 +150,18 @@ class Differences:
         ours, theirs = scatter.noise[row], scatter.noise[base]
         if ours is None or theirs is None:
             return None
-        shared = [block for block in self._blocks if row in block and base in block]
-        speeds = [_mean(block[base]) - _mean(block[row]) for block in shared]
-        paired = _paired(speeds, _carried([_by(_host, shared, speeds)], 1))
+        blocks, speeds = scatter.speeds(row, base)
+        paired = _paired(speeds, _carried([_by(_host, blocks, speeds)], 1))
         common = scatter.estimate(row, base)
         weight = (1 - ours) * (1 - theirs) if paired and common else float(common is not None)
         parts = [(common, weight), (paired, 1 - weight)]
-        hosts = _on_hosts(_by(_machine, shared, speeds)) if shared else scatter.apart
+        hosts = _on_hosts(_by(_machine, blocks, speeds)) if blocks else scatter.apart
         estimates = [
             replace(estimate, weight=share, hosts=hosts) for estimate, share in parts if estimate and share
         ]
         if not estimates:
             return None
+        shared = (block for block in blocks if row in block and base in block)
         lates = [_mean_late(block[row]) - _mean_late(block[base]) for block in shared]
         return Difference(estimates=tuple(estimates), drift=_drift(lates))
 
@@ -273,6 +274,7 @@ class _Scatter:
     """The scatter that linked rows share, and the rows that vary more."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
         table = _Table(blocks)
         shared = set(table.rows)
         # None for a row whose runs add no degree of freedom, such as a single run.
@@ -298,6 +300,30 @@ class _Scatter:
         num_hosts = len({_machine(block) for block in blocks})
         prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
         self.apart = OnHosts(variance=prior, num_hosts=num_hosts, share=2.0) if num_hosts > 1 else OnHosts()
+
+    def speeds(self, row: int, base: int) -> tuple[list[Block], list[float]]:
+        """Return the rounds that tell how far `row` is ahead of `base`, and how far in each."""
+        blocks, speeds = [], []
+        for block in self._blocks:
+            ours, theirs = self._time(block, row, base), self._time(block, base, row)
+            if ours is not None and theirs is not None:
+                blocks.append(block)
+                speeds.append(theirs - ours)
+        return blocks, speeds
+
+    def _time(self, block: Block, row: int, beside: int) -> float | None:
+        """Return the row's log time in a round; None if unknown.
+
+        If it is missing there, but `beside` ran and has left the common scatter, its time follows from the
+        other rows'.
+        """
+        if row in block:
+            return _mean(block[row])
+        shared = self._shared
+        if beside not in block or beside in shared.places or row not in shared.places:
+            return None
+        others = [other for other in block if other in shared.places and shared.links(other, row)]
+        return fmean(_mean(block[other]) + shared.speed(other, row) for other in others) if others else None
 
     def estimate(self, row: int, base: int) -> Contrast | None:
         """Return the difference by the common scatter; None if either row has left it."""
