@@ -102,6 +102,12 @@ def decline(ledger: Ledger, attempt: Attempt) -> None:
     ledger.set_schedule(attempt.id, {"state": "declined", "region": attempt.region, "names": []})
 
 
+def note_lacking_timer(ledger: Ledger, attempt: Attempt) -> None:
+    """Note that the attempt's machines, if it has any, have no timer yet, should its launcher die now."""
+    if attempt.schedule is None and needs_timer(attempt):
+        ledger.set_schedule(attempt.id, {"state": "none", "region": attempt.region, "names": []})
+
+
 def needs_timer(attempt: Attempt) -> bool:
     """Return whether the attempt's machines may be alive without a known timer in the account."""
     schedule = attempt.schedule or {}

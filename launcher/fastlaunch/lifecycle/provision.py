@@ -34,6 +34,7 @@ from fastlaunch.lifecycle.budgets import OtherMachine, check_budgets, others_of
 from fastlaunch.lifecycle.deadline_schedule import (
     LaterStart,
     make_start,
+    note_lacking_timer,
     note_start,
     starts_at,
     unmake_start,
@@ -169,6 +170,7 @@ class Provisioner:
     def _note_start(self, attempt_id: int, run_ids: Iterable[str], handle: Mapping[str, Any]) -> None:
         with self.launch.ledger.transaction():
             self.launch.ledger.set_handle(attempt_id, handle)
+            note_lacking_timer(self.launch.ledger, self.launch.ledger.attempt(attempt_id))
             for run_id in run_ids:
                 self.launch.ledger.explain(run_id, None)
                 self.launch.ledger.set_state(run_id, RunState.RUNNING)

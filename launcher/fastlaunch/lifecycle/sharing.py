@@ -194,12 +194,16 @@ def pull(
             new.append(copy)
     for at in range(0, len(new), _NUM_AHEAD):
         copies = new[at : at + _NUM_AHEAD]
-        errors = {} if dry_run else _fetch_all(folder, copies, archives)
+        errors, refusal = {} if dry_run else _fetch_all(folder, copies, archives), None
         for number, copy in enumerate(copies, len(there) - len(new) + at):
             progress(number, len(there))
+            error = errors.get(copy.id)
+            if error is not None and not isinstance(error, BadFile):
+                refusal = error
+                continue
             try:
-                if copy.id in errors:
-                    raise errors[copy.id]
+                if error is not None:
+                    raise error
                 if not dry_run:
                     _add(ledger, copy, archives)
             except BadFile as error:
@@ -210,6 +214,8 @@ def pull(
             if copy.run_id in last:
                 done.beside[copy.id] = last[copy.run_id]
             last[copy.run_id] = copy.id
+        if refusal is not None:
+            raise refusal
     return done
 
 
