@@ -142,6 +142,14 @@ def test_cancel_says_what_it_waits_for_where_aws_shows_nothing(world: World) -> 
     assert len(seen) == 2 and all("instance i-0001 in us-east-1" in line for line in seen)
 
 
+def test_cancel_ends_a_machine_that_aws_shows_only_after_it_was_to_end(world: World) -> None:
+    run = world.add()
+    world.clock.sleep(5)
+    world.aws.hidden_s = 150
+    assert world.cancel(run) is RunState.CANCELLED
+    assert world.aws.live() == []
+
+
 def test_cancel_does_not_wait_for_a_machine_that_takes_long_to_shut_down(world: World) -> None:
     world.aws.shutdown_s = 1200
     run = world.add()
