@@ -220,7 +220,10 @@ def test_a_row_of_another_batch_has_the_ratio_of_its_verdict() -> None:
     assert "| 0.500 " in line and "worse in its batch" in line
     # A batch of one row has no verdict.
     text = as_overview(compared(shown[:-3], usd_per_hour=1.0))
-    assert "other batches: throughput only:" in text and "within the batch" not in text
+    assert "global batch 128: throughput only:" in text and "within the batch" not in text
+    wider = runs("bf16", 0.36, batch_size_per_gpu=256, samples_per_step=256.0)
+    text = as_overview(compared([*shown[:-3], *wider], usd_per_hour=1.0))
+    assert "other batches: throughput only:" in text
 
 
 def test_a_note_says_why_paired_ratios_are_in_another_order_than_the_amounts() -> None:

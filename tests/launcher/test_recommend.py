@@ -5,6 +5,7 @@ import datetime
 import io
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 from importlib.util import find_spec
@@ -856,3 +857,16 @@ def test_each_purchase_option_has_its_cheapest_choice_and_a_block_says_what_it_l
     assert run(["recommend", *argv]) == 0
     shown = capsys.readouterr().out
     assert "capacity-block" in shown and "unused" in shown and "third party" in shown
+
+
+def test_the_screen_counts_as_many_sequences_as_steps_and_explains_only_what_it_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--sequence-length", "4096"]
+    assert run(["recommend", *words, "--prices-as-of", "2026-07-20"]) == 0
+    text = capsys.readouterr().out
+    (steps,) = re.findall(r"^train: .*--batch-size 1 .*--steps (\d+)", text, re.MULTILINE)
+    assert f"in {int(steps):,} sequences" in " ".join(text.split())
+    notes = {line.split()[-1] for line in text.splitlines() if " class " in line}
+    assert {"pick", "second"} <= notes
+    assert ("front" in notes) == ("front: every other" in " ".join(text.split()))

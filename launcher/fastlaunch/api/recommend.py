@@ -215,7 +215,7 @@ def recommend(
                 warnings.append(_no_candidate(name, has_price=name in priced))
     warnings += known.warnings
     if candidates.origin is Origin.SHIPPED and candidates.rows:
-        warnings.append(f"no run of {workload} on a GPU is in the ledger: shipped figures count")
+        warnings.append(f"the ledger has no run of {workload} on a GPU: shipped figures stand in")
     result = analysis.recommend(
         choices,
         Limits(deadline_hours=hours, budget_usd=max_cost_usd),

@@ -26,7 +26,7 @@ OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
 #: The demo shows the shipped records of this workload on one H100, charged as this instance, which has one.
 WORKLOAD, DEVICE, CHARGED_AS = "vit-huge", "NVIDIA H100 80GB HBM3", "p5.4xlarge"
 #: What the mark in the table of the experiment means.
-_OTHER_MODEL = "* trains another model: Transformer Engine's defaults attend across the batch"
+_OTHER_MODEL = "† trains another model: Transformer Engine's defaults attend across the batch"
 
 
 @click.command(
@@ -87,7 +87,7 @@ def _prices_table(then: "Comparison", now: "Comparison", width: int) -> str:
             "row",
             lambda pair: (
                 f"{pair[0].setup.recipe} on {pair[0].place}, batch {pair[0].setup.batch_size_per_gpu}"
-                f"{'' if _is_same_model(pair[0]) else ' *'}"
+                f"{'' if _is_same_model(pair[0]) else ' †'}"
             ),
         ),
         Column(f"$/M, {then.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[0])), align="right"),

@@ -86,7 +86,7 @@ def _named_choices(recommendation: Recommendation, lines: Sequence[Choice]) -> I
 def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
     """Return what all lines train: `100,000,000 images of vit-huge, a global batch of 256`."""
     job = recommendation.job
-    heading = f"{job.samples:,.0f} {job.like.setup.sample_unit} of {job.workload}"
+    heading = f"{math.ceil(job.samples):,} {job.like.setup.sample_unit} of {job.workload}"
     tokens = lines[0].configuration.rate.tokens_per_sample
     if tokens:
         heading = f"{job.samples * tokens:,.0f} tokens in {heading}"
@@ -142,7 +142,7 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
             cost = "costs about as much"
         else:
             cost = f"costs {100 * abs(ratio - 1):.1f}% {'more' if ratio > 1 else 'less'}"
-        known = "" if ratio >= 1 else ", and is known less well"
+        known = "" if ratio >= 1 else ", on weaker evidence"
         name = _named(runner_up, recommendation, letters)
         yield f"Runner-up: {name} {cost}{known}: {_costs(runner_up)}, {_evidence(runner_up)}; {time}."
     if (rival := recommendation.rival) is not None:
@@ -153,7 +153,10 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
         if recommendation.experiment is None:
             tells += ", but cost more than it saves on average"
         if rival.choice is runner_up:
-            yield f"The runner-up may yet be cheaper{tells}."
+            if runner_up.usd < pick.usd:
+                yield f"Their ranges overlap, so the pick is the one with the stronger evidence{tells}."
+            else:
+                yield f"The runner-up may yet be cheaper{tells}."
         else:
             yield f"Not settled against {name}: {_costs(rival.choice)}, {_evidence(rival.choice)}{tells}."
     if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
@@ -246,19 +249,19 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     )
 
 
+def _note(choice: Choice, recommendation: Recommendation) -> str:
+    """Return the one word that the table says of a choice."""
+    if choice is recommendation.pick:
+        return "pick"
+    if choice is recommendation.runner_up:
+        return "second"
+    if not recommendation.limits.allow(choice):
+        return "over"
+    return "front" if any(choice is other for other in recommendation.front) else ""
+
+
 def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Letters, width: int) -> str:
     """Return the table, without columns that are the same in every line."""
-    front = {id(choice) for choice in recommendation.front}
-
-    def note(choice: Choice) -> str:
-        if choice is recommendation.pick:
-            return "pick"
-        if choice is recommendation.runner_up:
-            return "next"
-        if not recommendation.limits.allow(choice):
-            return "over"
-        return "front" if id(choice) in front else ""
-
     columns: list[Column[Choice]] = [
         Column("instance", lambda choice: choice.instance),
         Column("nodes", lambda choice: str(choice.configuration.query.num_nodes), align="right"),
@@ -287,7 +290,7 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
         ),
         Column("evidence", lambda choice: _in_table(choice.configuration.rate)),
         Column("whose", lambda choice: (row := choice.configuration.rate.row) and whose(row, [row])),
-        Column("note", note),
+        Column("note", partial(_note, recommendation=recommendation)),
     ]
     usual = {"nodes": "1", "bought": "on-demand", "region": recommendation.job.own_region}
     kept = [
@@ -310,16 +313,16 @@ def _memory(recommendation: Recommendation, width: int) -> str:
             Column(name, partial(_gib, name), format=number, align="right", importance=importance)
             for name, importance in parts.items()
         ),
-        Column("too much for", lambda pair: ", ".join(pair[0].too_small)),
+        Column("too small", lambda pair: ", ".join(pair[0].too_small)),
         Column("checkpointed", lambda pair: number(pair[1].total_gib), align="right"),
-        Column("too much for even so", lambda pair: ", ".join(pair[1].too_small)),
+        Column("too small even so", lambda pair: ", ".join(pair[1].too_small)),
     ]
     if {need.num_gpus for need in needs} == {1}:
         del columns[1]
     heading = (
-        "Memory of a GPU with one sample, in GiB, as reckoned: frozen weights; trained parameters with their"
+        "Memory of a GPU with one sample, in GiB, estimated: frozen weights; trained parameters with their"
         " gradients and optimizer states; what the backward pass needs; logits. checkpointed: the total with"
-        " --set activation_checkpointing=block."
+        " --set activation_checkpointing=block. too small: of the GPUs that can run the recipe."
     )
     return "\n".join([_filled(heading, width), "", table(pairs, columns, width, rule=True)])
 
@@ -338,7 +341,7 @@ def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Itera
         precision = "" if "(" in speed.precision else f" in {speed.precision}"
         yield (
             f"published by {speed.source}: {speed.model}{precision} on {speed.gpu}, {speed.tokens_per_s:,.0f}"
-            f" tokens/s of a GPU, in FLOPs as many as {speed.tokens_per_s_by_flops:,.0f} of this model"
+            f" tokens/s of a GPU, the FLOPs of {speed.tokens_per_s_by_flops:,.0f} of this model"
         )
 
 
@@ -351,7 +354,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
         for rate in (choice.configuration.rate for choice in lines)
         if (meaning := _MEANINGS.get(rate.prediction_class or rate.evidence))
     )
-    if any(choice in recommendation.front for choice in lines):
+    if any(_note(choice, recommendation) == "front" for choice in lines):
         words.append("front: every other choice is dearer or slower")
     if any(not recommendation.limits.allow(choice) for choice in lines):
         words.append("over: it may exceed the deadline or the budget")

@@ -253,7 +253,7 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
             says = f": {throughput_only(shown)}:" if title == _OTHER_BATCHES else ""
             num_hidden = len(alike) - len(shown)
             more = f" ({num_hidden} more with --all)" if num_hidden else ""
-            titles[len(chosen)] = f"{title}{says}{more}"
+            titles[len(chosen)] = f"{_batch_of(alike, rows) if says else title}{says}{more}"
             chosen += shown
     text = table(chosen, others, rule=True, missing=NOTHING)
     # The bar takes the room that is left.
@@ -279,6 +279,13 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
         bulleted(notes[:most_notes], width),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _batch_of(others: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Return `global batch 2` if it alone is what sets the others apart, since their names may lack it."""
+    batches = {row.setup.global_batch for row in others}
+    alone = len(batches) == 1 and len({row.setup.sequence_length for row in rows}) == 1
+    return f"global batch {batches.pop()}" if alone else _OTHER_BATCHES
 
 
 def _of_pairs(rows: Sequence[Row], amount: RowColumn, shares: Mapping[int, float]) -> Iterator[str]:
