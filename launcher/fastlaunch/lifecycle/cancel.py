@@ -97,8 +97,8 @@ def _wait_for_end(attempt: Attempt, backend: CloudBackend, ledger: Ledger) -> At
             (aws_status,) = look(ledger, backend, [attempt])
             if aws_status.has_ended or backend.now() >= deadline:
                 return aws_status
-            if aws_status.num_unseen:
-                # AWS does not end what it does not show yet.
+            if aws_status.num_unseen or aws_status.is_live:
+                # AWS does not end what it does not show, and may show it by now.
                 backend.kill(attempt.handle)
         except (Throttled, Unreachable):
             if backend.now() >= deadline:
