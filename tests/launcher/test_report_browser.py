@@ -27,6 +27,7 @@ LOOKS: tuple[dict[str, Any], ...] = (
     {"color_scheme": "dark"},
     {"viewport": {"width": 390, "height": 844}, "has_touch": True},
 )
+MEASUREMENTS = Path(__file__).parents[2] / "train" / "measurements"
 INSTANCES = (("p5.4xlarge", 1, "NVIDIA H100 80GB HBM3"), ("p4d.24xlarge", 8, "NVIDIA A100-SXM4-40GB"))
 
 
@@ -121,6 +122,19 @@ def test_the_page_is_small_silent_and_for_everybody(browser: Browser, tmp_path: 
         assert drawn == page.locator("[data-part]:not([hidden])").count() >= 5
         assert problems == []
         page.context.close()
+
+
+def test_a_phone_shows_the_whole_label_of_the_cheapest(browser: Browser, tmp_path: Path) -> None:
+    assert run(["runs", "import", str(MEASUREMENTS / "vit-huge-h100")]) == 0
+    path = tmp_path / "report.html"
+    assert run(["report", "--price-as", "p5.4xlarge", "-o", str(path)]) == 0
+    page = opened(browser, path, [], **LOOKS[-1])
+    svg = page.locator("[data-part=cost] svg").first
+    assert "p5.4xlarge" in (svg.text_content() or "")
+    cut = """svg => [...svg.querySelectorAll("text")].filter(text =>
+        text.getBoundingClientRect().right > svg.getBoundingClientRect().right + 1
+    ).map(text => text.textContent)"""
+    assert svg.evaluate(cut) == []
 
 
 def test_a_name_is_neither_code_nor_anything_that_javascript_knows(browser: Browser, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def cost_against_time(unit: str, names: Sequence[str]) -> Spec:
         ),
         *(
             ends.transform_filter((alt.datum.label != None) & (alt.datum.side == side))  # noqa: E711
-            .mark_text(align=align, dx=dx, dy=-8, fontSize=11)
+            .mark_text(align=align, dx=dx, dy=-8, fontSize=11, lineBreak="\n")
             .encode(x=x, y=y, text="label:N")
             for side, align, dx in (("right", "left", 9), ("left", "right", -9))
         ),

@@ -148,12 +148,12 @@ class Section {
     const all = [...points, ...predicted];
     const best = front(all);
     // Of many the ends of the front, and the first that was measured: more would hide each other. A phone has room
-    // for the cheapest.
+    // for the cheapest, in two lines.
     const named = isNarrow() ? [best.at(-1)] : all.length <= data.mostLabels ? all : [best[0], best.find(({ kind }) => kind === "measured"), best.at(-1)];
     const hours = all.map((of) => of.hours);
     const middle = Math.sqrt(Math.min(...hours) * Math.max(...hours));
     for (const of of all) {
-      of.label = named.includes(of) ? of.short : null;
+      of.label = !named.includes(of) ? null : isNarrow() ? of.short.replace(/ on (?=\S+$)/, "\non ") : of.short;
       of.side = of.hours > middle ? "left" : "right";
     }
     if (this.show("cost", points.length > 0)) {
