@@ -270,11 +270,11 @@ def _of_method(pair: _Pair) -> Iterator[str]:
         return
     if pair.noise_of_base:
         yield (
-            f"the baseline's runs vary by {_percents(pair.noise_of_base)}: all rows are judged by their own "
-            "rounds; another baseline would be sharper"
+            f"the baseline's runs vary by {_percents(pair.noise_of_base)}: each row's interval is from its"
+            " own rounds alone; another baseline would be sharper"
         )
     if pair.noise:
-        yield f"its runs vary by {_percents(pair.noise)}: judged by its own rounds"
+        yield f"its runs vary by {_percents(pair.noise)}: its interval is from its own rounds alone"
     if difference.carried:
         yield (
             f"noise carries over from one round to the next (correlation {difference.carried:.1f}): the"
