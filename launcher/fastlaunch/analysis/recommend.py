@@ -30,7 +30,7 @@ from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed,
 from fastlaunch.analysis.spot import forecast_spot, steps_between
 from fastlaunch.analysis.suggest import Place, rented, submit_command
 from fastlaunch.core.errors import UserError
-from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary
+from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary, Setup
 
 Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -158,6 +158,8 @@ class Recommendation:
     warnings: tuple[str, ...] = ()
     memory: tuple[MemoryNeed, ...] = ()  # of the workload's recipes, if it can be reckoned
     published: tuple[PublishedSpeed, ...] = ()  # of like fine-tuning, by GPU
+    #: The row whose global batch the others keep; None if nothing was measured.
+    reference: Setup | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

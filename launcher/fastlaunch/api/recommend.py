@@ -44,7 +44,6 @@ IMAGE_TO_BUILD = "--image URI@sha256:..."
 class Recommendation(analysis.Recommendation):
     """The pick and its evidence; `print(recommendation)` shows them as `fastlaunch recommend` does."""
 
-    reference: "Setup | None"  # of the row whose global batch the others keep; None if nothing was measured
     source: str  # of the measured rows: `ledger` or `shipped`
     prices_as_of: datetime.date
 
@@ -236,8 +235,7 @@ def recommend(
     if trained and not job.like.setup.is_script and (lacking := _lacking_in_images(workload, trained)):
         result = _with_image(replace(result, warnings=(*result.warnings, lacking)))
     return Recommendation(
-        **vars(result),
-        reference=candidates.reference,
+        **vars(replace(result, reference=candidates.reference)),
         source=str(candidates.origin),
         prices_as_of=market.day,
     )

@@ -84,14 +84,18 @@ def _named_choices(recommendation: Recommendation, lines: Sequence[Choice]) -> I
 
 
 def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
-    """Return what all lines train: `100,000,000 images of vit-huge, a global batch of 256`."""
+    """Return what all lines train: `1,000 images of vit-huge, a global batch of 8, as measured with bf16`."""
     job = recommendation.job
     heading = f"{math.ceil(job.samples):,} {job.like.setup.sample_unit} of {job.workload}"
     tokens = lines[0].configuration.rate.tokens_per_sample
     if tokens:
         heading = f"{job.samples * tokens:,.0f} tokens in {heading}"
     batches = {choice.configuration.global_batch for choice in lines}
-    return f"{heading}, a global batch of {batches.pop():,}" if len(batches) == 1 else heading
+    if len(batches) > 1:
+        return heading
+    (batch,), like = batches, recommendation.reference
+    whose = f", as measured with {like.recipe}" if like and like.global_batch == batch else ""
+    return f"{heading}, a global batch of {batch:,}{whose}"
 
 
 def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> str:
