@@ -23,6 +23,7 @@ from fastlaunch.cli.main import run
 ROOT = Path(__file__).parents[2]
 IMAGE = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/fastlaunch@sha256:{'a' * 64}"
 P5 = ("--instance", "p5.48xlarge", "--workload", "vit-huge", "--recipe", "bf16,te-fp8", "--max-hours", "2")
+SPOT = ("--purchase", "spot", "--checkpoint-every", "50")
 
 
 def emitted(capsys: pytest.CaptureFixture[str], engine: str, *options: str) -> str:
@@ -38,8 +39,7 @@ def task(capsys: pytest.CaptureFixture[str], engine: str, *options: str) -> Any:
 def test_each_engine_gets_instance_image_purchase_limit_and_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spot = ("--purchase", "spot", "--checkpoint-every", "50")
-    sky = task(capsys, "skypilot", *P5, *spot, "--num-nodes", "2")
+    sky = task(capsys, "skypilot", *P5, *SPOT, "--num-nodes", "2")
     assert sky["resources"] == {
         "infra": "aws/us-east-1",
         "instance_type": "p5.48xlarge",
@@ -57,6 +57,25 @@ def test_each_engine_gets_instance_image_purchase_limit_and_command(
     for script in (sky["run"], *dstack["commands"], slurm):
         assert "--recipe te-fp8" in script and "FASTLAUNCH_INSTANCE=p5.48xlarge" in script
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("engine", ["skypilot", "dstack", "sbatch"])
+def test_no_line_of_an_argument_ends_the_script(
+    engine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    words = ["python", "train.py", "it's $HOME", "a\nEND\nEND_\nb"]
+    given = ("--instance", "p5.48xlarge", "--image", IMAGE, "--bucket", "acme", "--emit", engine)
+    assert run(["submit", "--dry-run", *given, "--", *words]) == 0
+    text = capsys.readouterr().out
+    if engine != "sbatch":
+        fields = yaml.safe_load(text)
+        text = fields["run"] if engine == "skypilot" else fields["commands"][0]
+    assert text.count(shlex.join(words)) == 1
+    checked = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert text.rstrip().endswith("exit $status" if engine == "dstack" else "\nEND__")
 
 
 def test_a_recommendation_is_handed_over_as_the_command_that_it_names(
@@ -89,6 +108,8 @@ def test_aws_batch_takes_the_requests(num_nodes: str, capsys: pytest.CaptureFixt
         ("skypilot", ("--bucket", "acme"), "fastlaunch build --push"),
         ("dstack", ("--image", IMAGE), "--bucket"),
         ("dstack", ("--image", IMAGE, "--bucket", "b", "--input", "x=s3://bucket/x/"), "leave out --input"),
+        ("sbatch", ("--image", IMAGE, *SPOT), "--emit skypilot or dstack"),
+        ("batch", ("--image", IMAGE, "--bucket", "b", *SPOT), "--emit skypilot or dstack"),
     ],
 )
 def test_what_cannot_be_handed_over_is_refused(

@@ -6,7 +6,7 @@ records to the bucket. Comments say what of fastlaunch is lost, and how the reco
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,11 @@ def _check(engine: str, given: Submission) -> None:
             f"a capacity block is handed over to no engine, and {engine} would buy on demand",
             "leave out --purchase, or submit without --emit",
         )
+    if engine in ("sbatch", "batch") and given.is_spot:
+        raise UserError(
+            f"{engine} starts no spot machines: how its nodes are bought is the cluster's",
+            "leave out --purchase, or give --emit skypilot or dstack",
+        )
     if engine == "batch" and given.first.script:
         raise UserError(
             "AWS Batch has nothing but the image, and no script of yours", "build the script into an image"
@@ -138,6 +143,14 @@ def _shell(given: Submission, cluster: _Cluster) -> Iterator[str]:
     yield "exit $status"
 
 
+def _here_document(lines: Iterable[str]) -> str:
+    """Return `<<'END'` and the lines as what a command reads; no line of an argument ends it."""
+    text, end = "\n".join(lines), "END"
+    while end in text.split("\n"):
+        end += "_"
+    return f"<<'{end}'\n{text}\n{end}\n"
+
+
 def _records(site: Site) -> str:
     return f"s3://{site.bucket}/fastlaunch-records/"
 
@@ -164,7 +177,6 @@ def _skypilot(given: Submission) -> str:
         rank="$SKYPILOT_NODE_RANK",
         master='$(head -n 1 <<<"$SKYPILOT_NODE_IPS")',
     )
-    script = "\n".join(_shell(given, cluster))
     task = {
         "name": _NAME,
         "resources": {
@@ -176,7 +188,7 @@ def _skypilot(given: Submission) -> str:
         },
         "num_nodes": given.num_nodes,
         **({"workdir": "."} if given.first.script else {}),
-        "run": f"timeout --signal TERM {given.minutes}m bash <<'END'\n{script}\nEND\n",
+        "run": f"timeout --signal TERM {given.minutes}m bash " + _here_document(_shell(given, cluster)),
     }
     return _yaml(given, f"sky launch --down -c {_NAME} task.yaml", cluster, task)
 
@@ -206,7 +218,7 @@ def _dstack(given: Submission) -> str:
 
 
 def _sbatch(given: Submission) -> str:
-    """Return a script of Slurm's, for nodes of this instance type with Pyxis; their price is on demand."""
+    """Return a script of Slurm's, for nodes of this instance type with Pyxis."""
     cluster = _Cluster(
         session="$SLURM_JOB_ID",
         num_nodes="$SLURM_JOB_NUM_NODES",
@@ -233,11 +245,10 @@ def _sbatch(given: Submission) -> str:
         *_head(given, "sbatch task.sh, where Slurm has NVIDIA's Pyxis", cluster),
         'export FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "export FASTLAUNCH_RECORDS=$SLURM_SUBMIT_DIR/fastlaunch-records",
-        f"""{start} --container-mounts "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" bash -s <<'END'""",
-        *_shell(given, cluster),
-        "END",
+        f"""{start} --container-mounts "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" bash -s """
+        + _here_document(_shell(given, cluster)),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _batch(given: Submission) -> str:
