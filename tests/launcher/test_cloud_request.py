@@ -114,6 +114,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({**TRAINED, **BLOCK}, {}, "SageMaker does not take EC2's capacity blocks", "--training-plan ARN"),
         ({**TRAINED, "reservation": "cr-0a1b2c3d"}, {}, "--reservation is for", "leave it out"),
         ({**TRAINED, "max_price_usd": 9.0}, {}, "--max-price is for EC2", "--max-cost"),
+        ({"max_minutes": 120, "idle_timeout_s": 7200.0}, {}, "ends everything after 120 min", "shorter"),
         ({**TRAINED, "training_plan": "march"}, {}, "'march' is not an ARN", "list-training-plans"),
         ({**TRAINED, "training_plan": PLAN, **SPOT}, {"checkpoint_every": 1}, "spot does not use", "one of"),
         ({**TRAINED, "training_plan": PLAN, **TWO_TYPES}, {}, "has one instance type", "name one"),

@@ -335,6 +335,12 @@ def _check_limits(options: Options) -> None:
             f"--max-hours is {options.max_minutes} min",
             f"give {MIN_MINUTES}min (booting, pulling the image, saving) to 30d",
         )
+    if options.idle_timeout_s is not None and options.idle_timeout_s >= options.max_minutes * 60:
+        raise UserError(
+            f"--idle-timeout is {options.idle_timeout_s / 60:g} min, and --max-hours ends everything after "
+            f"{options.max_minutes} min",
+            "give a shorter --idle-timeout",
+        )
 
 
 def _check_image(options: Options) -> None:
