@@ -286,7 +286,7 @@ def test_a_profile_comes_after_the_steps_and_changes_none(tmp_path: Path) -> Non
     assert [block.last_step for block in read.blocks] == [block.last_step for block in plain.blocks]
     assert (plain.profiles, read.profiles[0].step) == ((), 12)
     # The checkpoint of the last step was saved before it.
-    assert [phase.name for phase in read.phases][-2:] == ["checkpoint", "profile"]
+    assert [phase.name for phase in read.phases][-3:] == ["checkpoint", "checkpoint-write", "profile"]
 
 
 def test_a_workload_that_trains_nothing_has_a_forward_pass_alone(tmp_path: Path) -> None:
