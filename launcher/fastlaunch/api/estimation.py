@@ -147,13 +147,13 @@ def estimate(
     from fastlaunch.analysis.rate import Query, label_of, precision_of, unit_of
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.evidence import check_names, known_rows
+    from fastlaunch.lifecycle.evidence import check_known, known_rows
     from fastlaunch.measure.summary import Interval
     from fastlaunch_train.recipes.recipe import Recipe
     from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
     context = context or default_context()
-    check_names(context, workload, () if recipe is None else (recipe,))
+    check_known(context, workload, () if recipe is None else (recipe,))
     check_above_zero(num_nodes=num_nodes, batch_size=batch_size, sequence_length=sequence_length)
     assumptions = read_assumptions(assume)
     as_of = parse_date(prices_as_of) if isinstance(prices_as_of, str) else prices_as_of

@@ -110,11 +110,11 @@ def recommend(
     from fastlaunch.analysis.rate import Origin, published_speeds
     from fastlaunch.api.purchases import Market, read_assumptions
     from fastlaunch.catalog.load import load_catalogue
-    from fastlaunch.lifecycle.evidence import check_names, known_rows
+    from fastlaunch.lifecycle.evidence import check_known, known_rows
 
     context = context or default_context()
     settings = context.settings
-    check_names(context, workload, exclude_recipes)
+    check_known(context, workload, exclude_recipes)
     check_above_zero(sequence_length=sequence_length)
     if not isinstance(max_nodes, int) or not 1 <= max_nodes <= _MOST_NODES:
         raise UserError(f"--max-nodes is {max_nodes}", f"give a whole number from 1 to {_MOST_NODES}")

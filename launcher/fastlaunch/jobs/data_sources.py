@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
@@ -58,7 +58,7 @@ class DataFile:
             raise UserError(f"{self.path} changed meanwhile", "submit again, and leave it as it is")
         return content
 
-    @property
+    @cached_property
     def num_bytes_of_text(self) -> int:
         """How much of it is trained on, in bytes: of JSON Lines the texts, chats without their template."""
         content = read_bytes(self.path)

@@ -433,6 +433,13 @@ class Ledger:
         """Store a remark on an attempt, unless it has ended or somebody asked it to stop."""
         self._file.update("attempts", attempt_id, "ended_at IS NULL AND ending IS NULL", reason=reason)
 
+    def explain_with_runs(self, attempt_id: int, reason: str) -> None:
+        """Store a remark on an attempt and on its runs, as `explain_attempt` and `explain` do."""
+        with self.transaction():
+            self.explain_attempt(attempt_id, reason)
+            for run_id in self.attempt(attempt_id).run_ids:
+                self.explain(run_id, reason)
+
     def note_stop(self, attempt_id: int, by: str, *, ending: Ending = Ending.STOPPED) -> None:
         """Note that somebody asked an attempt to stop, unless it has ended or was cancelled.
 

@@ -147,10 +147,7 @@ def starts_at(attempt: Attempt) -> datetime:
 def explain_wait(ledger: Ledger, attempt: Attempt) -> None:
     """Note what an attempt waits for, and its runs."""
     why = f"waits for its capacity block: a schedule starts it at {utc_minute(starts_at(attempt))}"
-    with ledger.transaction():
-        ledger.explain_attempt(attempt.id, why)
-        for run_id in ledger.existing(attempt.run_ids):
-            ledger.explain(run_id, why)
+    ledger.explain_with_runs(attempt.id, why)
 
 
 def requested_by(attempt: Attempt) -> datetime:

@@ -5,6 +5,7 @@ import glob
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fastlaunch.analysis.anchors import Anchor, published_anchors
@@ -198,39 +199,46 @@ def measured_anchors(
     return anchors
 
 
-def check_names(context: World, workload: str, recipes: Iterable[str] = ()) -> None:
+def check_known(context: World, workload: str, recipes: Iterable[str] = ()) -> None:
     """Raise UserError for a workload or recipe that is neither ours nor of a run that was measured.
 
     It is quick, so that a mistyped name is reported before an option that is missing.
     """
-    measured = [summary.setup for summary in shipped_runs(workload).values()]
-    if (context.settings.home / LEDGER_NAME).exists():
-        from fastlaunch.ledger.ledger import open_ledger
 
-        with open_ledger(context.settings, clock=context.now) as ledger:
-            runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
-        measured += [run.summary.setup for run in runs if run.summary is not None]
+    @cache
+    def measured() -> list[Setup]:
+        setups = [summary.setup for summary in shipped_runs(workload).values()]
+        if (context.settings.home / LEDGER_NAME).exists():
+            from fastlaunch.ledger.ledger import open_ledger
+
+            with open_ledger(context.settings, clock=context.now) as ledger:
+                runs = ledger.fetch_comparable([f"workload={glob.escape(workload)}"])
+            setups += [run.summary.setup for run in runs if run.summary is not None]
+        return setups
+
     is_script = False
     try:
         workload_info(workload)
     except WorkloadError as error:
         is_script = True
-        if not measured:
+        if not measured():
             hint = "or a script that was measured, by its name in `fastlaunch runs list`"
             raise UserError(error.message, f"{error.hint}; {hint}") from None
     for recipe in recipes:
-        if any(setup.is_named(recipe) for setup in measured):
-            continue
-        names = {setup.recipe for setup in measured}
-        if is_script:
-            raise UnknownName("variant", recipe, names)
         name, *overrides = recipe.split(" ")
-        if name not in RECIPES:
-            raise UnknownName("recipe", recipe, {*RECIPES, *names})
-        try:
-            resolve_recipe(name, overrides)
-        except RecipeError as error:
-            raise UserError(error.message, error.hint) from None
+        problem: UserError | None = None
+        if is_script:
+            problem = UnknownName("variant", recipe, {setup.recipe for setup in measured()})
+        elif name not in RECIPES:
+            names = {setup.recipe for setup in measured()}
+            problem = UnknownName("recipe", recipe, {*RECIPES, *names})
+        else:
+            try:
+                resolve_recipe(name, overrides)
+            except RecipeError as error:
+                problem = UserError(error.message, error.hint)
+        if problem and not any(setup.is_named(recipe) for setup in measured()):
+            raise problem
 
 
 def known_rows(
@@ -338,6 +346,7 @@ def expected(
     named: list[ExpectedJob] = []
     unknown: list[str] = []
     bytes_per_token: Interval | None = None
+    has_length: list[bool] = []
     for kind in dict.fromkeys(job.without_seed for job in jobs):
         name = f"{kind.recipe.label} on {kind.workload} at batch {kind.batch_size or 'auto'}"
         query, rows = _query(kind, site), known[kind.workload, kind.inputs.sequence_length]
@@ -357,6 +366,7 @@ def expected(
         # Another model than the workload's own, and a batch that is searched for, are of unknown speed.
         rate = None
         samples = _samples(kind, data)
+        has_length.append(samples is not None or kind.epochs is None)
         if kind.batch_size and samples and kind.inputs.model is None:
             rate = rows.finder(subject).rate(query)
         if rate is None or isinstance(rate, str):
@@ -379,7 +389,7 @@ def expected(
             totals.append(cost_of(training, bought, assumptions=assumptions))
         step_time_s = batch / rate.samples_per_s.value
         named.append(ExpectedJob(name=name, num_runs=num_runs, step_time_s=step_time_s, rate=rate))
-    if not named and all(_samples(job, data) is None for job in jobs):
+    if not any(has_length):
         return "as the number of steps in an epoch is known only once the data are read"
     if unknown:
         more = f", and of {len(unknown) - 2} more" if len(unknown) > 2 else ""

@@ -13,6 +13,7 @@ from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.updates import buying_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.units import utc_minute
+from fastlaunch.jobs.option_rules import backend_of
 from fastlaunch.jobs.options import Options
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def lacks_block(options: Options) -> bool:
 
 
 def _is_on_sagemaker(options: Options) -> bool:
-    return options.service == "sagemaker" or options.instances[0].startswith("ml.")
+    return backend_of(options.instances, options.service) == "sagemaker"
 
 
 def as_if_in_block(options: Options) -> Options:

@@ -228,10 +228,9 @@ class Provisioner:
             return self._perhaps_scheduled(attempt, why)
         # On a full disk this cannot be noted, but the user must be told.
         with suppress(UserError), self.launch.ledger.transaction():
-            self.launch.ledger.explain_attempt(attempt_id, why)
             for run_id in attempt.run_ids:
                 self.launch.ledger.set_state(run_id, RunState.RUNNING, why)
-                self.launch.ledger.explain(run_id, why)
+            self.launch.ledger.explain_with_runs(attempt_id, why)
         first, is_single = attempt.run_ids[0], attempt.num_nodes == 1
         machines = f"one {attempt.instance}" if is_single else f"{attempt.num_nodes} {attempt.instance}"
         ends = "it ends by itself" if is_single else "they end by themselves"
@@ -246,10 +245,8 @@ class Provisioner:
 
     def _perhaps_scheduled(self, attempt: Attempt, why: str) -> Unreachable:
         first = attempt.run_ids[0]
-        with suppress(UserError), self.launch.ledger.transaction():
-            self.launch.ledger.explain_attempt(attempt.id, why)
-            for run_id in attempt.run_ids:
-                self.launch.ledger.explain(run_id, why)
+        with suppress(UserError):
+            self.launch.ledger.explain_with_runs(attempt.id, why)
         return Unreachable(
             f"{why}: if so, {attempt.token} starts in {attempt.region} at {utc_minute(starts_at(attempt))}",
             f"to see to it: fastlaunch status; to give it up: fastlaunch cancel {first}",

@@ -220,10 +220,7 @@ def _has_missed(ledger: Ledger, backend: CloudBackend, attempt: Attempt, *, is_o
     # Seen is seen: one empty answer proves nothing, and no launcher tells that AWS has refused.
     limit = timedelta(minutes=(attempt.max_minutes or 0) + MARGIN_MINUTES)
     if not counts_absence(ledger, attempt, requested_by(attempt) + limit, backend.now()):
-        with ledger.transaction():
-            ledger.explain_attempt(attempt.id, NOT_IN_BLOCK)
-            for run_id in ledger.existing(attempt.run_ids):
-                ledger.explain(run_id, NOT_IN_BLOCK)
+        ledger.explain_with_runs(attempt.id, NOT_IN_BLOCK)
         return False
     # No schedule may start it later.
     with suppress(CloudRefused):
