@@ -171,8 +171,8 @@ def test_a_training_plan_is_asked_for_by_name(stubbed_aws: StubbedAws) -> None:
     sagemaker = stubbed_aws.stub("sagemaker")
     sagemaker.add_response("describe_training_plan", answer, {"TrainingPlanName": "december"})
     stubbed_aws.error("sagemaker", "describe_training_plan", "ResourceNotFound")
-    found = stubbed_aws.aws.training_plan(REGION, answer["TrainingPlanArn"])
-    assert found is not None and (found.status, found.num_free, found.starts_at) == ("Scheduled", 1, begins)
+    plan = stubbed_aws.aws.training_plan(REGION, answer["TrainingPlanArn"])
+    assert plan is not None and (plan.status, plan.num_free, plan.starts_at) == ("Scheduled", 1, begins)
     assert stubbed_aws.aws.training_plan(REGION, answer["TrainingPlanArn"]) is None
 
 

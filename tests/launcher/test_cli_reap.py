@@ -13,7 +13,7 @@ from fastlaunch.core import locks
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
-from fastlaunch.lifecycle.deadline_schedule import schedule_request
+from fastlaunch.lifecycle.schedules import schedule_request
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

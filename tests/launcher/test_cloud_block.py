@@ -13,7 +13,7 @@ from fake_cloud import START
 from fastlaunch.core.errors import NotAuthorised, Throttled, Unreachable, UserError
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Run
-from fastlaunch.lifecycle.deadline_schedule import waits
+from fastlaunch.lifecycle.schedules import waits
 
 BEGINS = START + timedelta(hours=5)
 #: Until the schedules have run, and EC2 shows what they started.

@@ -7,7 +7,7 @@ from fake_cloud import FakeNode
 from fastlaunch.aws.types import Identity
 from fastlaunch.core.errors import NotAuthorised, UserError
 from fastlaunch.core.plan import RunState
-from fastlaunch.lifecycle.deadline_schedule import needs_timer
+from fastlaunch.lifecycle.schedules import needs_timer
 
 
 def test_what_is_detached_gets_a_timer_of_its_own(world: World) -> None:

@@ -152,17 +152,17 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step() -> None:
         **{f"{folder}/step-00000020.pt": 2, f"{folder}/step-00000100.pt": 7, f"{folder}/notes.txt": 1}
     )
     backends = {"ec2": Ec2Backend(aws=bucket, home=Path())}
-    found = checkpoints(run(SECOND), [attempt(handle=None, output=None), attempt(2)], backends)
-    assert found is not None
-    assert (found.step, found.num_bytes) == (100, 7)
-    assert found.newest == f"s3://acme/{folder}/step-00000100.pt"
+    newest = checkpoints(run(SECOND), [attempt(handle=None, output=None), attempt(2)], backends)
+    assert newest is not None
+    assert (newest.step, newest.num_bytes) == (100, 7)
+    assert newest.newest == f"s3://acme/{folder}/step-00000100.pt"
     shards = {f"{folder}/step-00000200-a2.{rank:05d}-of-00002.distcp": 50 for rank in (0, 1)}
     bucket = Bucket(
         **{f"{folder}/step-00000200-a2-of-00002.pt": 3, f"{folder}/step-00000100.pt": 7, **shards}
     )
-    found = checkpoints(run(SECOND), [attempt(2)], {"ec2": Ec2Backend(aws=bucket, home=Path())})
-    assert found is not None and (found.step, found.num_bytes) == (200, 103)
-    assert found.newest == f"s3://acme/{folder}/step-00000200-a2-of-00002.pt"
+    newest = checkpoints(run(SECOND), [attempt(2)], {"ec2": Ec2Backend(aws=bucket, home=Path())})
+    assert newest is not None and (newest.step, newest.num_bytes) == (200, 103)
+    assert newest.newest == f"s3://acme/{folder}/step-00000200-a2-of-00002.pt"
     none = checkpoints(run(), [attempt()], {"ec2": Ec2Backend(aws=Bucket(), home=Path())})
     assert none is not None and (none.newest, none.step) == (None, 0)
     assert none.uri == f"s3://acme/fastlaunch/runs/{FIRST}/checkpoints/"

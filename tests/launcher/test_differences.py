@@ -181,9 +181,9 @@ def test_a_noisy_rows_round_without_the_baseline_counts_by_the_other_rows() -> N
     alone = Differences(in_rounds(base, *others))
     missing = np.mean([others[at - 1][4] + alone.log_ratio(at, 0) for at in (1, 2)])
     paired = scipy.stats.ttest_rel([*base[:4], missing], noisy)
-    own = only(differences.between(3, 0))
-    assert (own.value / own.error, own.dof) == pytest.approx((paired.statistic, 4))
-    assert only(differences.between(0, 3)).value == pytest.approx(-own.value)
+    paired_only = only(differences.between(3, 0))
+    assert (paired_only.value / paired_only.error, paired_only.dof) == pytest.approx((paired.statistic, 4))
+    assert only(differences.between(0, 3)).value == pytest.approx(-paired_only.value)
 
 
 @pytest.mark.parametrize("num_rounds", [24, 600])

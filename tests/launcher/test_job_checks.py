@@ -323,8 +323,8 @@ def test_what_starts_by_a_schedule_needs_a_role_that_may_start_it() -> None:
     # A process that waits, or a block that has begun, needs only timers.
     assert result({**to_come, **lacks}, detach=False) is Result.OK
     assert result(lacks) is Result.OK
-    found = check("scheduler role", FakeAws(**to_come, **lacks), **IN_BLOCK, detach=True)
-    assert "fastlaunch init" in (found.hint or "") and "ec2:RunInstances" in found.message
+    lacking = check("scheduler role", FakeAws(**to_come, **lacks), **IN_BLOCK, detach=True)
+    assert "fastlaunch init" in (lacking.hint or "") and "ec2:RunInstances" in lacking.message
 
 
 # Several nodes
@@ -504,8 +504,8 @@ def test_a_training_plan_needs_no_quota_and_one_that_may_not_be_listed_holds_up_
     ],
 )
 def test_a_training_plan_takes_jobs_before_it_begins(plan: Any, result: Result, words: str) -> None:
-    found = first("training plan", train({"training_plan": plan}, training_plan=TRAINING_PLAN))
-    assert found.result is result and words in found.message
+    judged = first("training plan", train({"training_plan": plan}, training_plan=TRAINING_PLAN))
+    assert judged.result is result and words in judged.message
     assert "training plan" not in {each.name for each in train()}
 
 

@@ -176,12 +176,12 @@ def test_records_that_grow_are_read_as_if_they_were_whole(
             end = data.draw(st.integers(size, len(whole[path])))
             ends = [at for at in range(size, end) if whole[path][at : at + 1] in b"}\n"]
             path.write_bytes(whole[path][: data.draw(st.sampled_from([end, *ends]))])
-        found, problems = read_records(paths, readers)
+        records, problems = read_records(paths, readers)
         expected, known = read_records(paths)
-        assert found == expected and list(map(str, problems)) == list(map(str, known))
-        assert [record.num_bytes for record in found] == [record.num_bytes for record in expected]
-        if found:
-            assert summarize(found) == summarize(expected)
+        assert records == expected and list(map(str, problems)) == list(map(str, known))
+        assert [record.num_bytes for record in records] == [record.num_bytes for record in expected]
+        if records:
+            assert summarize(records) == summarize(expected)
 
 
 def test_a_record_is_read_from_where_the_last_look_ended(tmp_path: Path) -> None:

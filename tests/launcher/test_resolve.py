@@ -253,9 +253,9 @@ TO_COME: dict[str, Any] = {
 
 
 def test_a_block_that_is_to_come_is_waited_for_and_its_time_counts_from_its_start() -> None:
-    found = in_block(replace(BLOCK, **TO_COME), num_nodes=2)
-    assert found.block is not None and found.block.begins_after(NOW) == NOW + timedelta(days=1)
-    assert found.block.begins_after(NOW + timedelta(days=1)) is None
+    placed = in_block(replace(BLOCK, **TO_COME), num_nodes=2)
+    assert placed.block is not None and placed.block.begins_after(NOW) == NOW + timedelta(days=1)
+    assert placed.block.begins_after(NOW + timedelta(days=1)) is None
     jobs = request(**IN_BLOCK, max_minutes=3 * 24 * 60)
     for detach, word in ((False, "this command waits until then"), (True, "a schedule in the account")):
         detached = replace(jobs, options=replace(jobs.options, detach=detach))

@@ -50,10 +50,10 @@ def test_two_ranks_train_as_one_without_shards(tmp_path: Path) -> None:
 def test_a_state_is_gathered_where_it_is_kept() -> None:
     model = toy.Toy()
     fsdp.shard(model, model.blocks, resolve_recipe("fsdp2"), ALONE)
-    own = {name: fsdp.local_shard(value).detach().clone() for name, value in model.named_parameters()}
+    shards = {name: fsdp.local_shard(value).detach().clone() for name, value in model.named_parameters()}
     whole = fsdp.whole(model.state_dict(), keep=True)
-    assert whole.keys() == own.keys() and all(torch.equal(whole[name], own[name]) for name in own)
-    assert fsdp.whole(model.state_dict(), keep=False) == dict.fromkeys(own)
+    assert whole.keys() == shards.keys() and all(torch.equal(whole[name], shards[name]) for name in shards)
+    assert fsdp.whole(model.state_dict(), keep=False) == dict.fromkeys(shards)
 
 
 def test_blocks_are_sharded_one_by_one_in_the_dtypes_of_the_recipe() -> None:

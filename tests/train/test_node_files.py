@@ -299,8 +299,8 @@ def test_what_sagemaker_leaves_beside_files_is_none_of_them(tmp_path: Path) -> N
     assert last_attempt(tmp_path, "another") == 0
     for name in ("step-00000010.pt", "step-00000009.pt", "step-00000011.pt.sagemaker-uploading", "step-x.pt"):
         (node / name).touch()
-    found = [path.name for paths in checkpoints(node).values() for path in paths]
-    assert found == ["step-00000009.pt", "step-00000010.pt"]
+    names = [path.name for paths in checkpoints(node).values() for path in paths]
+    assert names == ["step-00000009.pt", "step-00000010.pt"]
 
 
 def test_the_newest_checkpoint_is_the_last_of_which_all_files_are_there() -> None:

@@ -64,8 +64,8 @@ def test_shards_of_two_ranks_go_on_on_another_number(tmp_path: Path) -> None:
         argv = entrypoint.arguments(
             output, *asked, "--batch-size", str(6 // num_ranks), workload=TOY, recipe="fsdp2"
         )
-        code, said = entrypoint.run_command(argv, nproc=num_ranks)
-        assert code == 0, said
+        code, printed = entrypoint.run_command(argv, nproc=num_ranks)
+        assert code == 0, printed
 
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(whole, STEPS, 2)
@@ -75,8 +75,8 @@ def test_shards_of_two_ranks_go_on_on_another_number(tmp_path: Path) -> None:
         output = tmp_path / str(num_ranks)
         shutil.copytree(stopped, output)
         train(output, STEPS, num_ranks, "--resume")
-        found = [mean_loss(output, 2, step, num_ranks=num_ranks) for step in range(STEPS - 4)]
-        assert found == pytest.approx(expected, rel=1e-5)
+        losses = [mean_loss(output, 2, step, num_ranks=num_ranks) for step in range(STEPS - 4)]
+        assert losses == pytest.approx(expected, rel=1e-5)
 
     try:
         stepper, _ = toy.build(recipe_of("fsdp2 precision=fp32 optimizer=adamw"), toy.ALONE, seed=99)
@@ -104,12 +104,12 @@ def test_shards_that_one_rank_cannot_write_end_the_run_on_all_and_are_no_checkpo
     # In the way of the second rank's file.
     (folder / "step-00000004-a1.00001-of-00002.partial").mkdir(parents=True)
     argv = entrypoint.arguments(tmp_path, "--steps", "30", "--checkpoint-every", "4", recipe="fsdp2")
-    code, said = entrypoint.run_command(argv, nproc=2)
-    assert code != 0, said
+    code, printed = entrypoint.run_command(argv, nproc=2)
+    assert code != 0, printed
     for rank in (0, 1):
         end = entrypoint.end_of(tmp_path, rank=rank)
         assert end.status == "failed" and "step-00000004-a1.00001-of-00002.distcp" in (end.message or ""), (
-            said
+            printed
         )
         assert end.num_steps < 12
     assert latest_checkpoint(folder) is None

@@ -199,7 +199,7 @@ class Attempt:
     output: str | None = None
     billing: Billing = Billing()
     #: In the account, to start an attempt later or to end its machines: `{"name", "region", "state", ...}`;
-    #: see `deadline_schedule`.
+    #: see `schedules`.
     schedule: dict[str, Any] | None = None
     #: The AWS account that the request was sent with, and its partition, such as `aws`; None on this machine.
     account: str | None = None

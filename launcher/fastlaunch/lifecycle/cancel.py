@@ -12,12 +12,12 @@ from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import report_line
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import disarm, unmake_start, waits
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of
 from fastlaunch.lifecycle.finish import finish_attempt, settle_run
 from fastlaunch.lifecycle.local import LOOK_INTERVAL_S, finish_run
 from fastlaunch.lifecycle.monitor import SHUTDOWN_WAIT
 from fastlaunch.lifecycle.reconcile import adopt, handle_of
+from fastlaunch.lifecycle.schedules import disarm, unmake_start, waits
 from fastlaunch.lifecycle.sight import check_account, look
 
 #: The reason of a stopped attempt, and of a run that was cancelled before it started.

@@ -20,10 +20,10 @@ from fastlaunch.ledger.attempt_cost import Cost, cost_text, total_cost
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import doing, has_record, summary_of
-from fastlaunch.lifecycle.deadline_schedule import needs_timer
 from fastlaunch.lifecycle.describe import attempt_to_dict, ceiling_usd, run_to_dict
 from fastlaunch.lifecycle.display import Progress, RecordTail, describe
 from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.schedules import needs_timer
 from fastlaunch.lifecycle.sight import alarm
 from fastlaunch.lifecycle.world import PROGRESS
 from fastlaunch_train.node.protocol import GPU_USE_QUERY, mean_gpu_use

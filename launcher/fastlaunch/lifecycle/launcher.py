@@ -29,17 +29,6 @@ from fastlaunch.jobs.options import Options
 from fastlaunch.ledger.attempt_cost import minutes_used
 from fastlaunch.ledger.ledger import Run, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import (
-    LaterStart,
-    arm,
-    check_timers,
-    decline,
-    explain_wait,
-    later_start,
-    needs_timer,
-    starts_at,
-    waits,
-)
 from fastlaunch.lifecycle.describe import ends_by_itself, machine_of, machines_of
 from fastlaunch.lifecycle.display import make_display
 from fastlaunch.lifecycle.finish import held_runs, settle_run
@@ -59,6 +48,17 @@ from fastlaunch.lifecycle.resume import (
     root_of,
 )
 from fastlaunch.lifecycle.rounds import Elimination, PlannedLooks, Verdicts
+from fastlaunch.lifecycle.schedules import (
+    LaterStart,
+    arm,
+    check_timers,
+    decline,
+    explain_wait,
+    later_start,
+    needs_timer,
+    starts_at,
+    waits,
+)
 from fastlaunch.lifecycle.sight import check_account
 from fastlaunch.lifecycle.world import PROGRESS, LaunchContext, StopRequest, World
 

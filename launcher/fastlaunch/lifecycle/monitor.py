@@ -16,11 +16,11 @@ from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.ledger import Run
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.collect import doing
-from fastlaunch.lifecycle.deadline_schedule import disarm
 from fastlaunch.lifecycle.describe import how_to_stop, machine_of, machines_of, once_more
 from fastlaunch.lifecycle.display import Progress, RecordTail
 from fastlaunch.lifecycle.finish import AttemptResult, finish_attempt
 from fastlaunch.lifecycle.rounds import PlannedLooks
+from fastlaunch.lifecycle.schedules import disarm
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.world import PROGRESS, LaunchContext
 from fastlaunch.measure.outcome import outcome_of, read_records

@@ -32,7 +32,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_minute
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import schedule_token, starts_machines
+from fastlaunch.lifecycle.schedules import schedule_token, starts_machines
 
 #: A younger schedule may belong to machines that DescribeInstances does not show yet.
 YOUNG_SCHEDULE = timedelta(minutes=15)

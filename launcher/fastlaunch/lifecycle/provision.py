@@ -31,7 +31,7 @@ from fastlaunch.core.units import utc_minute
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.rows import Attempt
 from fastlaunch.lifecycle.budgets import OtherMachine, check_budgets, others_of
-from fastlaunch.lifecycle.deadline_schedule import (
+from fastlaunch.lifecycle.schedules import (
     LaterStart,
     make_start,
     note_lacking_timer,

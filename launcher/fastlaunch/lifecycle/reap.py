@@ -15,7 +15,6 @@ from fastlaunch.core.home import LEDGER_NAME
 from fastlaunch.core.ownership import RUN_ID
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.ledger.ledger import Ledger, open_ledger
-from fastlaunch.lifecycle.deadline_schedule import schedule_token, starts_machines
 from fastlaunch.lifecycle.orphans import (
     Inventory,
     Kind,
@@ -33,6 +32,7 @@ from fastlaunch.lifecycle.orphans import (
     usual_regions,
 )
 from fastlaunch.lifecycle.reconcile import reconcile
+from fastlaunch.lifecycle.schedules import schedule_token, starts_machines
 from fastlaunch.lifecycle.world import World
 
 T = TypeVar("T")

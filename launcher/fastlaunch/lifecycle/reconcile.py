@@ -15,7 +15,9 @@ from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.core.units import counted
 from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import (
+from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
+from fastlaunch.lifecycle.local import finish_run
+from fastlaunch.lifecycle.schedules import (
     arm,
     disarm,
     explain_wait,
@@ -28,8 +30,6 @@ from fastlaunch.lifecycle.deadline_schedule import (
     waits,
     was_given_up,
 )
-from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
-from fastlaunch.lifecycle.local import finish_run
 from fastlaunch.lifecycle.sight import counts_absence, is_of, look
 
 NEVER_STARTED = "its launcher ended before a machine was started"

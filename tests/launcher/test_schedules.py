@@ -11,7 +11,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.deadline_schedule import (
+from fastlaunch.lifecycle.schedules import (
     arm,
     deadline,
     disarm,
