@@ -216,6 +216,10 @@ def test_epochs_of_a_file_that_travels_are_counted_by_its_text(
     assert low < by_steps["usd"]["low"] < value < by_steps["usd"]["high"] < high
     words = cost_of(capsys, *lora, "--instance", "p5.48xlarge", "--epochs", "64", *tokenizer)
     assert "Epochs are counted at 4 bytes of text a token (3 to 5)." in words
+    elsewhere = ("--input", "a=s3://acme/a", "--data", "file:/opt/ml/input/data/a/train.jsonl")
+    for more, reason in ((("--epochs", "1"), "epoch"), (("--steps", "99", "--batch-size", "auto"), "speed")):
+        unknown = expected(*elsewhere, *more)
+        assert unknown["usd"] is None and reason in unknown["unknown"]
 
 
 def test_the_request_for_people_is_the_one_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
