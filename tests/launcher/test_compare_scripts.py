@@ -60,7 +60,7 @@ def test_rows_of_unknown_samples_are_compared_by_steps() -> None:
     assert row.verdict.speed_ratio.value == pytest.approx(1.25, rel=0.01)
     assert row.speed.step_time_s is not None and row.speed.samples_per_s is None
     assert len(warned(comparison, "compared by steps")) == 1
-    assert answer(comparison).startswith("amp=bf16 on H200 gives 12.5 steps/s, 25")
+    assert answer(comparison).startswith("amp=bf16 on H200 gives 12.5 steps/s, 1.25")
 
 
 def test_rows_without_steps_are_compared_by_wall_time() -> None:
@@ -72,7 +72,7 @@ def test_rows_without_steps_are_compared_by_wall_time() -> None:
     assert row.verdict.kind == "better" and row.speed.step_time_s is None
     assert row.speed.total_time_s is not None and row.speed.total_time_s.value == pytest.approx(8, rel=0.01)
     assert len(warned(comparison, "compared by wall time")) == 1
-    assert answer(comparison).startswith("amp=bf16 on H200 gives 450 runs/h, 25")
+    assert answer(comparison).startswith("amp=bf16 on H200 gives 450 runs/h, 1.25")
 
 
 def test_what_only_some_rows_record_is_said_of_those_and_not_compared() -> None:

@@ -300,7 +300,7 @@ def test_a_barred_row_is_no_baseline_no_reference_and_no_answer() -> None:
     assert rows["bf16"].verdict.kind == "not ranked"
     assert rows["compile"].validity.convergence.reference == "fp32"
     assert answer(comparison).startswith("compile on H200 gives 799 images/s, 2.500x that of fp32")
-    assert asides_of(comparison.rows) == ["bf16 shows 60.0% more than compile, but is not ranked"]
+    assert asides_of(comparison.rows) == ["bf16 shows 1.600x that of compile, but is not ranked"]
     with pytest.raises(UserError, match="te-fp8 is not ranked, so it is no baseline") as raised:
         compared(BF16, DULL, baseline="te-fp8")
     assert "--allow-unverified" in str(raised.value.hint)

@@ -112,7 +112,7 @@ def test_the_large_number_is_there_too_where_the_baseline_is_best(tmp_path: Path
     import_runs(tmp_path)
     for options in ({}, {"baseline": "te-fp8"}):
         html = page(price_as=CHARGED, **options)
-        assert re.search(r"<strong>1\.(59|6\d)x</strong> the images per dollar of bf16", html)
+        assert re.search(r"<strong>1\.(59|6\d)\dx</strong> the images per dollar of bf16", html)
     assert re.search(r"<strong>[\d,]+</strong> images per dollar", page("recipe=bf16", price_as=CHARGED))
     # A number that is not proven is not written large.
     assert "<strong>" not in page("te-fp8-0", "bf16-0", price_as=CHARGED).partition("<main>")[0]

@@ -270,10 +270,10 @@ def test_the_answer_names_the_first_row_the_next_and_how_sure_it_is() -> None:
     bf16 = reaching("bf16", [400, 410, 420], step_time_s=2.0)
     compiled = reaching("compile", [390, 400, 410], step_time_s=1.0, compile_s=30.0)
     told = sentence_of(*bf16, *compiled)
-    assert told.startswith("compile reaches accuracy >= 0.9 after 442 s; bf16 takes 88.")
-    assert "% more (95% interval +" in told
+    assert told.startswith("compile reaches accuracy >= 0.9 after 442 s; bf16 takes 1.88")
+    assert "x as long (95% interval 1.8" in told
     told = sentence_of(*bf16, *compiled, usd_per_hour=DOLLAR)
-    assert told.startswith("compile reaches accuracy >= 0.9 for $442.00; bf16 costs 88.")
+    assert told.startswith("compile reaches accuracy >= 0.9 for $442.00; bf16 costs 1.88")
     alone = sentence_of(*compiled)
     assert alone.startswith("compile reaches accuracy >= 0.9 after 442 s, the mean of 3 seeds")
     near = sentence_of(*bf16, *reaching("compile", [300, 410, 500], step_time_s=2.0))

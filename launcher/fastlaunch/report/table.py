@@ -139,9 +139,11 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def heading(rows: Sequence[Row], width: int) -> str:
-    """Return what all rows of a workload share, and how many runs they have."""
+    """Return what all rows of a workload share, the batch of those that are ranked, and the runs of a row."""
     fewest, most = (of(row.num_runs for row in rows) for of in (min, max))
-    return _heading(rows, {"runs": f"{fewest} to {most}", **_shared(rows)}, width)
+    batch = _shared([row for row in rows if is_comparable(row)]).get("batch")
+    shared = {"runs": f"{fewest} to {most}", **_shared(rows)}
+    return _heading(rows, {**shared, "batch": batch} if batch else shared, width)
 
 
 def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:

@@ -25,7 +25,6 @@ from fastlaunch.report.cost import assumed_note, beside_assumed, evidence_text, 
 from fastlaunch.report.data import fields_to_json, place_to_json, quantity_to_json
 from fastlaunch.report.text import (
     NO_LETTERS,
-    TWICE,
     UNKNOWN,
     Labels,
     about,
@@ -178,12 +177,8 @@ def _sentence(results: Sequence[RowToTarget], target: Target, letters: Labels = 
 
 
 def _margin_text(margin: Margin, *, in_dollars: bool) -> str:
-    ratio = margin.ratio.value
-    if ratio >= TWICE:
-        more = f"{times(ratio)}x as {'much' if in_dollars else 'long'}"
-    else:
-        more = f"{100 * abs(ratio - 1):.1f}% {'more' if ratio >= 1 else 'less'}"
-    return f"{'costs' if in_dollars else 'takes'} {more}{between(margin.ratio)}"
+    verb, much = ("costs", "much") if in_dollars else ("takes", "long")
+    return f"{verb} {times(margin.ratio.value)}x as {much}{between(margin.ratio)}"
 
 
 def _closest(results: Sequence[RowToTarget], target: Target, letters: Labels = NO_LETTERS) -> str:

@@ -15,7 +15,7 @@ from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
-from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT
+from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
 from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.tables import WIDTH
@@ -28,8 +28,8 @@ NONE = "none"
 UNKNOWN = "n/a"
 #: The widest half-interval to show as symmetric.
 _EVEN = 0.1
-#: From this ratio on a sentence says `2.101x`, as tables do, where it says `20.1% more` below.
-TWICE = 2.0
+#: An answer of more words is said shorter: it is read at a glance.
+MOST_WORDS = 20
 #: A recipe's label that is longer gets letters for its overrides in a narrow table.
 _LONG_LABEL = 24
 #: Reasons why a row with a higher figure than the best is not the answer.
@@ -130,7 +130,9 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
 def sentence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> str:
     """Return the answer for one workload in a sentence: what, where, how much, how sure."""
     home = at_home(rows)
-    return f"{_clause(home, best_of(home), letters)}."
+    best = best_of(home)
+    sentence = f"{_clause(home, best, letters)}."
+    return sentence if len(sentence.split()) <= MOST_WORDS else f"{_clause(home, best, letters, short=True)}."
 
 
 def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
@@ -169,8 +171,8 @@ def answer(comparison: Comparison, *, lettered: bool = False) -> str:
     return "\n".join(f"{workload}: {sentence}" for workload, sentence in sentences.items())
 
 
-def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
-    """Return which row is best, or why none is."""
+def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: bool = False) -> str:
+    """Return which row is best, or why none is. short: `517,693 images/$, 2.101x bf16` in place of words."""
     unbarred = [row for row in rows if not row.is_barred]
     if best is None and unbarred:
         base = next(row for row in unbarred if row.is_baseline)
@@ -179,31 +181,41 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels) -> str:
         return f"nothing is ranked: {name_of(rows[0], rows, letters=letters)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
     name, amount = f"{name_of(first, rows, letters=letters)}{where_of(rows)}", amount_of(best)
+    counts, is_rate = what_counts(first, priced), priced or amount is not None
+    counts = counts.replace(" per dollar", "/$") if short else counts
     if amount is not None:
-        says = f"{name} gives {number(amount)} {what_counts(first, priced)}"
+        says = f"{name}{':' if short else ' gives'} {number(amount)} {counts}"
     else:
         says = f"{name} {'gives the most' if priced else 'is the fastest'}"
     if second is None:
         if all(row is first for row in unbarred):
             return says
         if any(row.verdict.comparable_as == THROUGHPUT for row in unbarred):
-            return f"{says}; the other rows have another global batch, and are not ranked as training"
+            return f"{says}; the other rows train with another global batch"
         return f"{says}; nothing else here has a speed to compare"
     ratio, other = _ratio(first, priced), name_of(second, rows, beside=first, letters=letters)
     if best.kind == TIE:
         return f"{name} and {other} give the same {what_counts(second, priced)} within 2%"
     if best.kind == UNRESOLVED:
-        what = f"gives more {what_counts(second, priced)} than {other}"
-        return f"not settled whether {name} {what}{between(ratio)}"
+        by = f"{times(_value(first, priced))}x"
+        if short:
+            return f"not settled: {name} gives {by} the {counts} of {other}{between(ratio)}"
+        return f"not settled whether {name} gives more {counts} than {other}: {by}{between(ratio)}"
     share = _value(first, priced) / _value(second, priced)
-    more = f"{says}, {_more_than(share, of_rates=priced or amount is not None)} {other}"
+    more = f"{says}, {_times_that(share, other, is_rate=is_rate, short=short)}"
+    if best.kind == NO_INTERVAL:
+        return f"{more}, without an interval"
+    unsettled = "; best not settled" if len(_judged(best)) > 1 else ""
     if best.kind == BETTER:
-        return f"{more}{between(ratio)}"
-    if best.kind == WORSE:
-        of_second = _ratio(second, priced)
-        assert of_second is not None
-        return f"{more}{between(reciprocal(of_second))}"
-    return f"{more}, without an interval"
+        return f"{more}{between(ratio)}{unsettled}"
+    of_second = _ratio(second, priced)
+    assert best.kind == WORSE and of_second is not None
+    return f"{more}{between(reciprocal(of_second))}{unsettled}"
+
+
+def _judged(best: Best) -> list[Row]:
+    """Return the rows with an interval that may be best."""
+    return [row for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
 
 
 def amount_of(best: Best) -> float | None:
@@ -226,9 +238,7 @@ def _beside(rows: Sequence[Row], best: Best | None, letters: Letters) -> list[st
     if best is None:
         return []
     asides: list[str] = []
-    judged = [
-        name_of(row, rows, letters=letters) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL
-    ]
+    judged = [name_of(row, rows, letters=letters) for row in _judged(best)]
     if best.kind in (BETTER, WORSE) and len(judged) > 1:
         asides.append(f"best is one of: {', '.join(judged)}")
     # If a row stands alone, the sentence itself mentions the others.
@@ -262,7 +272,7 @@ def _shows_more(
         return None, ""
     share = _value(other, is_priced) / _value(answer, is_priced)
     than = name_of(answer, rows, beside=other, letters=letters)
-    says = f"{name_of(other, rows, letters=letters)} shows {_more_than(share)} {than}"
+    says = f"{name_of(other, rows, letters=letters)} shows {_times_that(share, than)}"
     return (other, says) if share > 1.005 else (None, "")
 
 
@@ -327,11 +337,11 @@ def _value(row: Row, priced: bool) -> float:
     return ratio.value
 
 
-def _more_than(ratio: float, *, of_rates: bool = True) -> str:
-    """Return `20.1% more than`; from twice on, `2.010x that of`. of_rates: else of rows without a rate."""
-    if ratio < TWICE:
-        return f"{_percent(ratio - 1)} {'more' if of_rates else 'faster'} than"
-    return f"{times(ratio)}x {'that of' if of_rates else 'as fast as'}"
+def _times_that(ratio: float, other: str, *, is_rate: bool = True, short: bool = False) -> str:
+    """Return `1.250x that of bf16`, `1.250x that on H100`; short: `1.250x bf16`."""
+    is_place = other.startswith(("on ", "at "))
+    words = "as fast as" if not is_rate else "that" if is_place else "" if short else "that of"
+    return " ".join(filter(None, (f"{times(ratio)}x", words, other)))
 
 
 def times(ratio: float) -> str:
@@ -340,25 +350,14 @@ def times(ratio: float) -> str:
 
 
 def between(ratio: Interval | None) -> str:
-    """Return ` (95% interval +1.2 to +3.4%)`, from twice on ` (95% interval 2.068 to 2.135)`.
-
-    It is empty without an interval.
-    """
+    """Return ` (95% interval 2.068 to 2.135)`; empty without an interval."""
     if ratio is None or ratio.low is None or ratio.high is None:
         return ""
-    if ratio.is_boundless and ratio.low >= TWICE:
-        return f" (at least {times(ratio.low)}x)"
-    if ratio.value >= TWICE and not ratio.is_boundless:
-        return f" (95% interval {times(ratio.low)} to {times(ratio.high)})"
     if ratio.is_boundless and ratio.low > 1:
-        return f" (at least {_percent(ratio.low - 1)})"
+        return f" (at least {times(ratio.low)}x)"
     if ratio.is_boundless:
         return " (so far anything is possible)"
-    return f" (95% interval {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f}%)"
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.1f}%"
+    return f" (95% interval {times(ratio.low)} to {times(ratio.high)})"
 
 
 def name_of(row: Row, rows: Sequence[Row], *, beside: Row | None = None, letters: Labels = NO_LETTERS) -> str:
@@ -372,6 +371,8 @@ def name_of(row: Row, rows: Sequence[Row], *, beside: Row | None = None, letters
         if row.setup.batch_size_per_gpu == beside.setup.batch_size_per_gpu:
             parts.pop("batch", None)
         new = {what: text for what, text in parts.items() if known.get(what) != text}
+        if not new and row.setup.batch_size_per_gpu != beside.setup.batch_size_per_gpu:
+            new["batch"] = f"at batch {row.setup.batch_size_per_gpu}"
         # `on p4d.24xlarge` or `at batch 64` reads well alone, `x 2` does not.
         parts = (
             new if new and new.keys() <= {"recipe", "place", "batch"} else {"recipe": parts["recipe"], **new}
@@ -389,9 +390,12 @@ def _name(row: Row, rows: Sequence[Row], letters: Labels) -> dict[str, str]:
         parts["place"] = f"on {row.setup.device_name}"
     if len({other.setup.num_gpus for other in alike}) > 1:
         parts["gpus"] = f"x {row.setup.num_gpus}"
-    if len({other.setup.batch_size_per_gpu for other in alike} - {None}) > 1:
+    # The heading has the batch of the rows that train like the baseline.
+    trains_alike = row.verdict.comparable_as == TRAINING
+    of_batch = [other for other in alike if not trains_alike or other.verdict.comparable_as == TRAINING]
+    if len({other.setup.batch_size_per_gpu for other in of_batch} - {None}) > 1:
         parts["batch"] = f"at batch {row.setup.batch_size_per_gpu}"
-    if len({other.setup.sequence_length for other in alike}) > 1:
+    if len({other.setup.sequence_length for other in of_batch}) > 1:
         parts["length"] = f"of {row.setup.sequence_length} tokens"
     of_a_kind = [other for other in alike if other.setup.data == row.setup.data]
     if len({other.setup.read_data for other in of_a_kind}) > 1:

@@ -42,6 +42,7 @@ from fastlaunch.report.text import (
     shown_cost,
     shown_rate,
     shown_unit,
+    times,
     what_counts,
     with_range,
 )
@@ -219,7 +220,7 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _figure(rows: Sequence[Row]) -> dict[str, str] | None:
-    """Return the answer's number and what it counts: `2.10x`, or the amount of a row that stands alone.
+    """Return the answer's number and what it counts: `2.101x`, or the amount of a row that stands alone.
 
     None if no row is proven better than the next.
     """
@@ -234,7 +235,7 @@ def _figure(rows: Sequence[Row]) -> dict[str, str] | None:
     if first is None or second is None:
         return None
     of = name_of(best.second, rows, beside=best.first)
-    return {"number": f"{first.value / second.value:.2f}x", "counts": f"the {what} of {of}"}
+    return {"number": f"{times(first.value / second.value)}x", "counts": f"the {what} of {of}"}
 
 
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
