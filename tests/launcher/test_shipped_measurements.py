@@ -66,5 +66,6 @@ def test_the_experiments_arms_are_there_and_its_speed_is_met(summaries: dict[str
             ("gpt2-xsmall", 1),
             ("distilbert-imdb", 1),
             ("hf-lora:llama-2-7b", 1),
+            ("hf-lora:llama-3.1-8b", 1),
         )
     }
