@@ -69,6 +69,28 @@ def test_what_has_ended_takes_what_it_was_billed(world: World) -> None:
     assert uses(world)["owner_month"].taken_usd == 0.0
 
 
+def test_what_was_billed_counts_though_its_run_was_removed(world: World) -> None:
+    world.budgets = Budgets(day=1.5 * CEILING_USD)
+    (run,) = world.submit()
+    billed_usd = uses(world)["day"].billed_usd
+    world.ledger.remove([run.id])
+    assert world.ledger.select() == [] and uses(world)["day"].billed_usd == billed_usd > 0
+    world.reconcile()
+    # Next month nothing of it is left.
+    world.clock.moment = datetime(2027, 1, 1, tzinfo=UTC)
+    world.ledger.remove([])
+    assert world.ledger.attempts_since(MIDNIGHT - timedelta(days=30)) == []
+
+
+def test_what_has_no_end_yet_is_not_removed(world: World) -> None:
+    world.aws.node = lambda node: None
+    (run,) = world.submit(detach=True)
+    world.ledger.set_state(run.id, RunState.FAILED)
+    with pytest.raises(UserError, match="may not have ended yet"):
+        world.ledger.remove([run.id])
+    assert world.ledger.get(run.id).state is RunState.FAILED
+
+
 def lived(**changes: Any) -> Attempt:
     """An attempt that took four hours at $10, half of them before midnight."""
     usual = {
@@ -195,6 +217,17 @@ def test_machines_of_other_ledgers_count_at_the_list_price(
     set_budgets(isolated, month=70)
     # What this ledger started is not counted twice.
     assert cloud(*SUBMIT) == 0
+
+
+def test_an_owner_is_one_whatever_the_case_of_the_tag(
+    region: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tags={"owner": "ben"}, server=region)
+    set_budgets(isolated, owner_day=65)
+    path = isolated.parent / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "tags": {"OWNER": "ben"}}))
+    assert cloud(*SUBMIT) == 2
+    assert "at most $64.21 for machines of other ledgers" in capsys.readouterr().err
 
 
 def test_a_region_that_may_not_be_looked_at_is_named(

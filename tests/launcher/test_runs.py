@@ -338,7 +338,7 @@ def test_an_import_is_all_or_nothing(path: Path) -> None:
 
 
 def test_removing_takes_a_run_with_all_that_belongs_to_it(ledger: Ledger) -> None:
-    ledger.add_attempt(["run-a", "run-b"])
+    attempt_id, _ = ledger.add_attempt(["run-a", "run-b"])
     ledger.set_state("run-a", RunState.COMPLETED)
     with pytest.raises(UserError, match="run run-b is planned"):
         ledger.remove(["run-a", "run-b"])
@@ -347,6 +347,7 @@ def test_removing_takes_a_run_with_all_that_belongs_to_it(ledger: Ledger) -> Non
     assert [run.id for run in ledger.select()] == ["run-b"]
     assert [attempt.run_ids for attempt in ledger.attempts_of("run-b")] == [("run-b",)]
     ledger.set_state("run-b", RunState.COMPLETED)
+    ledger.end_attempt(attempt_id, RunState.COMPLETED)
     ledger.remove(["run-b"])
     for table in ("runs", "attempts", "attempt_runs", "run_events"):
         assert ledger._file.one(f"SELECT count(*) FROM {table}") == (0,), table

@@ -76,6 +76,15 @@ def job_ends_at(tags: Mapping[str, str], name: str, created_at: datetime) -> dat
 
 #: The person to ask, or who pays: the caller, unless the user sets this tag.
 OWNER_TAG = "Owner"
+
+
+def owner_in(tags: Mapping[str, str]) -> str | None:
+    """Return the owner that the tags name, in whatever case an account's rules want the key."""
+    return tags.get(OWNER_TAG) or next(
+        (value for key, value in tags.items() if key.lower() == OWNER_TAG.lower()), None
+    )
+
+
 #: Limits of every service. docs.aws.amazon.com/tag-editor, "Tag naming limits and requirements".
 _TAG = re.compile(r"[\w .:/=+@-]*")
 _MAX_TAG_KEY, _MAX_TAG_VALUE = 128, 256

@@ -49,6 +49,8 @@ from fastlaunch.measure.summary import RunSummary
 
 __all__ = ["IMPORT", "LEDGER_NAME", "Attempt", "Event", "Ledger", "Run", "new_run_id", "open_ledger"]
 
+#: For how long what removed runs were billed may count in a budget.
+_LONGEST_MONTH = timedelta(days=31)
 #: `backend` of a run that was not started here.
 IMPORT = "import"
 
@@ -513,7 +515,12 @@ class Ledger:
     def lost_attempts(self, backend: str) -> list[Attempt]:
         """Return the backend's attempts that were given up as lost within a day, oldest first."""
         since = _iso(self._clock() - timedelta(days=1))
-        return read_attempts(self._file, "backend = ? AND state = 'lost' AND ended_at >= ?", (backend, since))
+        return read_attempts(
+            self._file,
+            "backend = ? AND state = 'lost' AND ended_at >= ?"
+            " AND id IN (SELECT attempt_id FROM attempt_runs)",
+            (backend, since),
+        )
 
     def scheduled_attempts(self) -> list[Attempt]:
         """Return the attempts, ended or not, that may have left a schedule in the account, oldest first."""
@@ -651,7 +658,10 @@ class Ledger:
         return True
 
     def remove(self, run_ids: Sequence[str]) -> None:
-        """Forget runs by their full ids, and leave their files. Raises UserError if one has not ended."""
+        """Forget runs by their full ids, and leave their files. Their bills still count in budgets.
+
+        Raises UserError if one has not ended, or what was started for it alone.
+        """
         with self.transaction():
             unfinished = self._file.all(
                 "SELECT id, state FROM runs"
@@ -663,7 +673,28 @@ class Ledger:
                 raise UserError(f"run {run_id} is {state}", f"end it first: fastlaunch cancel {run_id}")
             for run_id in run_ids:
                 self._file.write("DELETE FROM runs WHERE id = ?", (run_id,))
-            self._file.write("DELETE FROM attempts WHERE id NOT IN (SELECT attempt_id FROM attempt_runs)")
+            self._forget_attempts()
+
+    def _forget_attempts(self) -> None:
+        """Remove the attempts that have no runs any more, but for what budgets count."""
+        without_runs = "id NOT IN (SELECT attempt_id FROM attempt_runs)"
+        on_aws = f"{without_runs} AND backend IN ('ec2', 'sagemaker')"
+        if row := self._file.one(f"SELECT token FROM attempts WHERE {on_aws} AND ended_at IS NULL"):
+            run_id = row[0].rpartition("-a")[0]
+            raise UserError(
+                f"what was started for run {run_id} may not have ended yet",
+                f"look for it with `fastlaunch status`, or end it: fastlaunch reap --run {run_id}",
+            )
+        billed_since = _iso(self._clock() - _LONGEST_MONTH)
+        counts = "backend IN ('ec2', 'sagemaker') AND ended_at >= ? AND billed_seconds > 0"
+        self._file.write(
+            f"DELETE FROM attempts WHERE {without_runs} AND NOT coalesce({counts}, 0)", (billed_since,)
+        )
+        self._file.write(
+            "UPDATE attempts SET reason = NULL, output = NULL, handle = NULL, schedule = NULL,"
+            " absences = NULL, plan = json_object('max_cost_usd', json_extract(plan, '$.max_cost_usd'))"
+            f" WHERE {on_aws}"
+        )
 
     # SQL
 

@@ -16,7 +16,7 @@ from fastlaunch.aws.sagemaker import TrainingJob
 from fastlaunch.aws.types import Instance
 from fastlaunch.core.errors import CloudRefused, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.ownership import MARGIN_MINUTES, OWNER_TAG, max_minutes, token_of
+from fastlaunch.core.ownership import MARGIN_MINUTES, max_minutes, owner_in, token_of
 from fastlaunch.core.settings import Budgets, Settings
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import utc_day
@@ -198,8 +198,7 @@ def other_machines(
 
     if settings.budgets == Budgets():
         return None
-    owner = next((value for key, value in settings.tags.items() if key.lower() == OWNER_TAG.lower()), None)
-    owner = owner or aws.identity().owner
+    owner = owner_in(settings.tags) or aws.identity().owner
     catalogue = load_catalogue(*settings.price_files())
     others = []
     for region in usual_regions(settings, ledger):
@@ -225,7 +224,7 @@ def other_machines(
                 continue
             others.append(
                 OtherMachine(
-                    is_own=machine.tags.get(OWNER_TAG) == owner,
+                    is_own=owner_in(machine.tags) == owner,
                     began_at=machine.began_at,
                     ends_at=machine.began_at + timedelta(minutes=minutes + MARGIN_MINUTES),
                     usd_per_hour=price.usd_per_hour * machine.number,

@@ -18,7 +18,7 @@ from fastlaunch.catalog.container_images import BaseImage, image_uri, own_image,
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, dearest_rate
 from fastlaunch.core.errors import BadConfiguration, NotAuthorised, UserError
-from fastlaunch.core.ownership import OWNER_TAG
+from fastlaunch.core.ownership import OWNER_TAG, owner_in
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_day
 from fastlaunch.jobs.build import Jobs
@@ -243,7 +243,7 @@ class Lookup:
     def _tags(self, options: Options) -> dict[str, str]:
         """Return the tags of all that is started, less our own; `Owner` unless the user gives one."""
         given = {**self.settings.tags, **given_pairs(options, "tags")}
-        if any(key.lower() == OWNER_TAG.lower() for key in given):
+        if owner_in(given) is not None:
             return given
         return {OWNER_TAG: self.aws.identity().owner if self.aws else "<owner>", **given}
 
