@@ -23,6 +23,7 @@ from fastlaunch.cli.main import run
 ROOT = Path(__file__).parents[2]
 IMAGE = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/fastlaunch@sha256:{'a' * 64}"
 P5 = ("--instance", "p5.48xlarge", "--workload", "vit-huge", "--recipe", "bf16,te-fp8", "--max-hours", "2")
+SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token-AbCdEf"
 SPOT = ("--purchase", "spot", "--checkpoint-every", "50")
 
 
@@ -47,11 +48,13 @@ def test_each_engine_gets_instance_image_purchase_limit_and_command(
         "image_id": f"docker:{IMAGE}",
         "autostop": {"idle_minutes": 5, "down": True},
     }
-    assert sky["num_nodes"] == 2 and sky["run"].startswith("timeout --signal TERM 120m bash")
+    assert sky["num_nodes"] == 2 and sky["run"].startswith("timeout --foreground --kill-after 10m 120m bash")
     assert "FASTLAUNCH_NODE_RANK=$SKYPILOT_NODE_RANK" in sky["run"]
     dstack = task(capsys, "dstack", *P5)
     assert (dstack["image"], dstack["instance_types"]) == (IMAGE, ["p5.48xlarge"])
     assert (dstack["spot_policy"], dstack["max_duration"]) == ("on-demand", "120m")
+    # The name of a dstack run is that of the next one, too.
+    assert "FASTLAUNCH_SESSION=$DSTACK_RUN_NAME-$DSTACK_RUN_ID\n" in dstack["commands"][0]
     slurm = emitted(capsys, "sbatch", *P5, "--num-nodes", "2")
     assert "#SBATCH --time=02:00:00\n" in slurm and "#SBATCH --nodes=2\n" in slurm
     for script in (sky["run"], *dstack["commands"], slurm):
@@ -108,6 +111,7 @@ def test_aws_batch_takes_the_requests(num_nodes: str, capsys: pytest.CaptureFixt
         ("skypilot", ("--bucket", "acme"), "fastlaunch build --push"),
         ("dstack", ("--image", IMAGE), "--bucket"),
         ("dstack", ("--image", IMAGE, "--bucket", "b", "--input", "x=s3://bucket/x/"), "leave out --input"),
+        ("batch", ("--image", IMAGE, "--bucket", "b", "--secret", f"TOKEN={SECRET}"), "batch set TOKEN"),
         ("sbatch", ("--image", IMAGE, *SPOT), "--emit skypilot or dstack"),
         ("batch", ("--image", IMAGE, "--bucket", "b", *SPOT), "--emit skypilot or dstack"),
     ],
@@ -118,6 +122,33 @@ def test_what_cannot_be_handed_over_is_refused(
     assert run(["submit", *P5, *options, "--dry-run", "--emit", engine]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and hint in printed.err
+
+
+def test_at_the_time_limit_nothing_more_starts_and_the_records_go_to_the_bucket(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = task(capsys, "skypilot", *P5)["run"]
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "aws").write_text(f'#!/bin/bash\n[ "$1 $2" = "s3 cp" ] && cp -R "$5" {tmp_path}/bucket\n')
+    # It takes a second to end when it is told to, as training does to save.
+    (tmp_path / "run_train.sh").write_text(
+        'mkdir -p "$2"\ntrap "sleep 1; echo saved >$2/rank0; exit 1" TERM\nwhile sleep 0.2; do :; done\n'
+    )
+    (programs / "aws").chmod(0o755)
+    played = script.replace("/fastlaunch/run_train.sh", f"{tmp_path}/run_train.sh").replace(" 120m ", " 1s ")
+    done = subprocess.run(
+        ["bash", "-c", played],
+        cwd=tmp_path,
+        env={"PATH": f"{programs}:{os.environ['PATH']}", "SKYPILOT_TASK_ID": "sky-1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode != 0
+    kept = [str(path.relative_to(tmp_path / "bucket")) for path in (tmp_path / "bucket").rglob("*")]
+    assert sorted(kept) == ["sky-1-1", "sky-1-1/rank0"], done.stderr
 
 
 @pytest.mark.slow

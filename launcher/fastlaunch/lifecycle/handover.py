@@ -18,7 +18,7 @@ from fastlaunch.lifecycle.announcement import as_yaml
 _NAME = "fastlaunch"
 _LOST = (
     "fastlaunch sees nothing of what this starts: no ceiling on its cost, no timer, no `reap`.",
-    "The time limit is the engine's, and secrets are for you to name.",
+    "The time limit is the engine's, and so are secrets.",
 )
 
 
@@ -89,6 +89,11 @@ def _check(engine: str, given: Submission) -> None:
             f"{engine} gets no inputs and no requirements from fastlaunch",
             "leave out --input and --requirements: build them in (build --with), or mount them there",
         )
+    if site.secrets:
+        raise UserError(
+            f"{engine} gets no secrets from fastlaunch",
+            f"leave out --secret, and have {engine} set {' and '.join(site.secrets)}",
+        )
     if site.backend == "sagemaker":
         raise UserError(f"{engine} runs nothing on SageMaker", "give the instance type without ml.")
     if purchase == "capacity-block":
@@ -108,7 +113,11 @@ def _check(engine: str, given: Submission) -> None:
 
 
 def _shell(given: Submission, cluster: _Cluster) -> Iterator[str]:
-    """Yield the lines that run all jobs on a node, one after another."""
+    """Yield the lines that run all jobs on a node, one after another.
+
+    When the engine's time limit comes, the run of that moment ends early, none follows, and what is recorded
+    goes to the bucket all the same.
+    """
     site, variables = (
         given.site,
         {
@@ -125,13 +134,17 @@ def _shell(given: Submission, cluster: _Cluster) -> Iterator[str]:
         yield f"export FASTLAUNCH_NUM_NODES={cluster.num_nodes} FASTLAUNCH_NODE_RANK={cluster.rank}"
         yield f"export FASTLAUNCH_MASTER_ADDR={cluster.master}"
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
-    yield "out=${FASTLAUNCH_RECORDS:-$PWD/fastlaunch-records} status=0"
+    yield "out=${FASTLAUNCH_RECORDS:-$PWD/fastlaunch-records} status=0 stopped="
+    yield """trap 'status=1 stopped=1; kill -s TERM "${!-}" 2>/dev/null' TERM"""
     if given.first.script and cluster.files:
         yield f"cp -R {cluster.files}/. /fastlaunch/user/"
     yield "run() { # NAME VARIABLE=VALUE... run_train.sh's ARGUMENTS"
     yield "  local name=${FASTLAUNCH_SESSION//[^A-Za-z0-9]/-}-$1"
     yield "  shift"
-    yield '  env FASTLAUNCH_RUN_ID="$name" "$@" </dev/null || status=1'
+    yield '  [ -z "$stopped" ] || return'
+    yield '  env FASTLAUNCH_RUN_ID="$name" "$@" </dev/null &'
+    yield "  while kill -0 $! 2>/dev/null; do wait $!; done # a signal ends the wait, not the run"
+    yield "  wait $! || status=1"
     yield "}"
     for number, job in enumerate(given.jobs, 1):
         known = {name: value for name, value in run_environment(job).items() if name != "FASTLAUNCH_SESSION"}
@@ -188,14 +201,15 @@ def _skypilot(given: Submission) -> str:
         },
         "num_nodes": given.num_nodes,
         **({"workdir": "."} if given.first.script else {}),
-        "run": f"timeout --signal TERM {given.minutes}m bash " + _here_document(_shell(given, cluster)),
+        "run": f"timeout --foreground --kill-after 10m {given.minutes}m bash "
+        + _here_document(_shell(given, cluster)),
     }
     return _yaml(given, f"sky launch --down -c {_NAME} task.yaml", cluster, task)
 
 
 def _dstack(given: Submission) -> str:
     cluster = _Cluster(
-        session="$DSTACK_RUN_NAME-$DSTACK_JOB_ID" if given.num_nodes == 1 else "$DSTACK_RUN_NAME",
+        session="$DSTACK_RUN_NAME-$DSTACK_RUN_ID",
         num_nodes="$DSTACK_NODES_NUM",
         rank="$DSTACK_NODE_RANK",
         master="$DSTACK_MASTER_NODE_IP",
