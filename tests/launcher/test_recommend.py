@@ -867,7 +867,8 @@ def test_the_screen_counts_as_many_sequences_as_steps_and_explains_only_what_it_
     text = capsys.readouterr().out
     (steps,) = re.findall(r"^train: .*--batch-size 1 .*--steps (\d+)", text, re.MULTILINE)
     assert f"in {int(steps):,} sequences" in " ".join(text.split())
+    assert " measured on this GPU, in one run." in text
     assert "a global batch of 1, as measured with " in " ".join(text.split())
-    notes = {line.split()[-1] for line in text.splitlines() if " class " in line}
+    notes = {line.split()[-1] for line in text.splitlines() if re.match(r"[a-z0-9]+\.[0-9]*x?large ", line)}
     assert {"pick", "second"} <= notes
     assert ("front" in notes) == ("front: every other" in " ".join(text.split()))

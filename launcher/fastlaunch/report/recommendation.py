@@ -104,7 +104,8 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
     if pick is not None:
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
-        return f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}."
+        once = ", in one run" if rate.evidence.is_measured and rate.samples_per_s.low is None else ""
+        return f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}."
     if not recommendation.num_choices:
         return f"Nothing can be recommended for {job.workload}: every candidate is left out."
     limits = recommendation.limits
