@@ -31,5 +31,5 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise UserError(f"the size of {workload} is unknown: no such model")
         return known[workload]
 
-    monkeypatch.setattr("fastlaunch.lifecycle.model_size._counted", counted)
+    monkeypatch.setattr("fastlaunch.lifecycle.model_size.counted_size", counted)
     return known

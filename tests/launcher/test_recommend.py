@@ -31,7 +31,7 @@ from fake_summaries import (
 import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
 from fastlaunch.analysis.cost import Assumptions, Purchase, cost_of, training_of
-from fastlaunch.analysis.memory import ModelSize
+from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
 from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, peak_flops, subject_of
 from fastlaunch.analysis.recommend import (
     Choices,
@@ -45,10 +45,12 @@ from fastlaunch.catalog.updates import MARKET_PRICES, MarketPrice, write_market
 from fastlaunch.cli.main import run
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder
+from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import config_path, load_settings
 from fastlaunch.jobs.job import SCRIPT_RECIPE
-from fastlaunch.lifecycle.model_size import model_size
+from fastlaunch.lifecycle.model_size import counted_size, model_size
 from fastlaunch.lifecycle.world import default_context as fastlaunch_world
+from fastlaunch.measure.published import shipped_workloads
 from fastlaunch.measure.summary import Interval
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
@@ -676,7 +678,15 @@ def test_the_training_package_counts_a_model(capsys: pytest.CaptureFixture[str],
 def test_the_training_package_counts_the_layers_of_a_decoder() -> None:
     if find_spec("peft") is None:
         pytest.skip("without peft")
-    assert model_size(fastlaunch_world(), "hf-lora:llama-3.1-8b", counts=True) == ModelSize(**LLAMA_8B)
+    shipped_sizes = json.loads((shipped("measurements") / "model_sizes.json").read_text(encoding="utf-8"))
+    assert counted_size("hf-lora:llama-3.1-8b") == shipped_sizes["hf-lora:llama-3.1-8b"]
+
+
+def test_a_model_with_shipped_measurements_has_a_shipped_size() -> None:
+    names = [name for name in shipped_workloads() if name.startswith((*FINE_TUNING,))]
+    sizes = {name: model_size(fastlaunch_world(), name, counts=False) for name in names}
+    assert len(sizes) >= 4 and None not in sizes.values()
+    assert sizes["hf-lora:llama-3.1-8b"] == ModelSize(**LLAMA_8B)
 
 
 BF16_ONLY = ("--workload", "vit-huge", "--samples", "100M", "--measured-only")

@@ -5,7 +5,6 @@ To write the texts anew after a change that is meant: python tests/launcher/test
 
 import datetime
 import io
-import json
 import os
 import random
 import re
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_summaries import LLAMA_8B, PLAIN, changed
+from fake_summaries import PLAIN, changed
 from fake_train.launcher import app_context
 from test_watch import MANY, view
 
@@ -163,7 +162,6 @@ def screens(name: str) -> dict[int, str]:
         Path(os.environ["FASTLAUNCH_CONFIG"]).write_text(CONFIG, encoding="utf-8")
     home = load_settings().home
     home.mkdir(parents=True, exist_ok=True)
-    (home / "model-sizes.json").write_text(json.dumps({"hf-lora:llama-3.1-8b": LLAMA_8B}), encoding="utf-8")
     with Ledger(home / LEDGER_NAME, clock=lambda: NOW, randomness=random.Random(0)) as ledger:
         fill(ledger, name)
     found = {}
