@@ -29,6 +29,7 @@ from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import open_ledger
 from fastlaunch.measure.published import shipped_runs
 from fastlaunch.measure.summary import Interval, RunSummary
+from fastlaunch.report.text import MOST_WORDS
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.records.records import Eval
 
@@ -432,6 +433,20 @@ def test_the_account_s_rates_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def on_spot(**arguments: Any) -> Estimate:
     return estimate(purchase="spot", usd_per_hour=20.0, **arguments)
+
+
+def test_what_is_not_asked_for_takes_nothing_on_spot() -> None:
+    found = on_spot(assume={"spot_losses_per_hour": 0.1, "spot_available": 0.8})
+    assert part(found, "evaluations").seconds.value == 0 == part(found, "evaluations").usd.value
+
+
+def test_an_answer_is_read_at_a_glance_and_the_samples_are_those_of_recommend() -> None:
+    recipe = "fp8-frozen dgrad_accumulation=fast compile_mode=none activation_checkpointing=block"
+    job: dict[str, Any] = {"recipe": recipe, "tokens": 50_000_000, "sequence_length": 4096}
+    found = fastlaunch.estimate("hf-lora:llama-2-7b", "p5.48xlarge", num_nodes=2, **job)
+    assert len(found.answer.split()) <= MOST_WORDS and "(class " in found.answer
+    (again,) = {fastlaunch.recommend("hf-lora:llama-2-7b", tokens=50e6, sequence_length=4096).job.samples}
+    assert found.subject.startswith(f"{math.ceil(again):,} sequences of 4,096 tokens")
 
 
 def test_spot_by_a_trace_and_by_rates(tmp_path: Path) -> None:

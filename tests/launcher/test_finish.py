@@ -20,7 +20,7 @@ from fastlaunch.measure.published import read_published, shipped_figures
 from fastlaunch.measure.summarize import summarize
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.cost import finish_json, finish_table
-from fastlaunch.report.text import with_range
+from fastlaunch.report.text import MOST_WORDS, with_range
 from fastlaunch_train.records.records import FROM_CACHE, Check, Eval, Phase
 
 #: A dollar a second.
@@ -243,11 +243,11 @@ def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_n
     comparison = compared(run("bf16", 1.0), wide, wrong, usd_per_hour=DOLLAR)
     (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
     assert [row["steps"] for row in workload["rows"]] == [1000, 500, 1000]
-    assert workload["sentence"] == "bf16 at batch 64: the job for $1,005 in 16.8 min, measured"
+    assert workload["sentence"] == "bf16: the job for $1,005 in 16.8 min, measured"
     text = finish_table(comparison, 1000, CATALOGUE)
     ranked, others = text.split("not ranked with these:")
-    assert "\nte-article " in others and "at batch 128" in others and "\nbf16 at batch 64 " in ranked
-    assert "vit-huge on H200: time and cost for as many images as 1,000 steps of bf16 at batch 64" in text
+    assert "\nte-article " in others and "at batch 128" in others and "\nbf16 " in ranked
+    assert "vit-huge on H200: time and cost for as many images as 1,000 bf16 steps" in text
 
 
 def test_without_a_price_the_answer_is_which_row_finishes_first() -> None:
@@ -284,6 +284,16 @@ def test_rows_whose_ranges_overlap_are_not_settled() -> None:
     rows += three("tf32", 0.995, by=0.05)
     (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
     assert workload["sentence"].startswith("not settled between compile and 2 others: ")
+
+
+def test_an_answer_of_long_names_is_read_at_a_glance() -> None:
+    long = "fp8-fused dgrad_accumulation=fast last_block=class_token weight_cast=optimizer"
+    other = {**P5, "instance": "p4d.24xlarge"}
+    for by, beginning in ((0.001, "bf16 on p4d.24xlarge: 1,000 steps for $"), (0.5, "not settled")):
+        rows = [*three(long, 1.0, by=by, **P5), *three("bf16", 2.0, by=by, **other)]
+        (workload,) = finish_json(compared(*rows), 1000, CATALOGUE)["workloads"]
+        assert workload["sentence"].startswith(beginning)
+        assert len(workload["sentence"].split()) <= MOST_WORDS
 
 
 def test_rows_without_a_time_make_no_table() -> None:

@@ -52,6 +52,7 @@ from fastlaunch.lifecycle.model_size import counted_size, model_size
 from fastlaunch.lifecycle.world import default_context as fastlaunch_world
 from fastlaunch.measure.published import shipped_workloads
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.text import MOST_WORDS, filled
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
 ARTICLE = (
@@ -882,3 +883,61 @@ def test_the_screen_counts_as_many_sequences_as_steps_and_explains_only_what_it_
     notes = {line.split()[-1] for line in text.splitlines() if re.match(r"[a-z0-9]+\.[0-9]*x?large ", line)}
     assert {"pick", "second"} <= notes
     assert ("front" in notes) == ("front: every other" in " ".join(text.split()))
+
+
+LLAMA = ("--workload", "hf-lora:llama-2-7b", "--tokens", "50M", "--sequence-length", "4096")
+ON_SPOT = ("--assume", "spot_losses_per_hour=0.1", "--assume", "spot_available=0.8")
+
+
+def screen(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+    """The first paragraph in one line, and the whole screen, with what is beside it."""
+    capsys.readouterr()
+    run(["recommend", *argv])
+    printed = capsys.readouterr()
+    return " ".join(printed.out.partition("\n\n")[0].split()), printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("options", "beginning"),
+    [
+        (
+            ("--max-cost", "5"),
+            r"No choice is certain to cost at most \$5\.00; the cheapest is p5\.4xlarge with",
+        ),
+        (
+            ("--deadline", "30min"),
+            r"No choice is certain to take at most 30\.0 min; the fastest is p5\.4xlarge",
+        ),
+        (
+            ("--deadline", "30min", "--max-cost", "5"),
+            r"No choice is certain to take .* 30\.0 min and \$5\.00\.",
+        ),
+        (("--purchase", "spot"), r"Nothing can be recommended .*: how often spot is lost is not known\."),
+        (("--purchase", "spot", *ON_SPOT), r"Train on g6e\.xlarge with compile as spot: \$"),
+    ],
+)
+def test_an_answer_says_what_stands_in_the_way_at_a_glance(
+    options: tuple[str, ...], beginning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer, whole = screen(capsys, *LLAMA, *options)
+    assert re.match(beginning, answer) and len(answer.split()) <= MOST_WORDS
+    # More machines are faster, and cheaper never.
+    assert ("--max-nodes" in whole) == ("--deadline" in options)
+    assert "next: fastlaunch sweep" not in whole
+
+
+def test_a_sweep_is_not_proposed_on_gpus_that_are_too_small(
+    capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
+) -> None:
+    sizes["hf-lora:llama-3.2-3b"] = {**LLAMA_8B, "num_parameters": 13_000_000_000, "num_layers": 40}
+    of_13b = ("--workload", "hf-lora:llama-3.2-3b", "--tokens", "50M", "--measured-only")
+    answer, whole = screen(capsys, *of_13b)
+    assert answer == "Nothing can be recommended for hf-lora:llama-3.2-3b: every candidate is left out."
+    (instances,) = re.findall(r"next: fastlaunch sweep --instance (\S+)", whole)
+    assert not {name.partition(".")[0] for name in instances.split(",")} & {"g4dn", "g5", "g6"}
+
+
+def test_a_line_does_not_end_within_a_class_of_evidence() -> None:
+    text = f"{'a' * 66} predicted (class A)."
+    assert filled(text, 80).splitlines() == [f"{'a' * 66} predicted", "(class A)."]
+    assert filled(text, 120) == text

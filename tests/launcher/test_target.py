@@ -17,6 +17,7 @@ from fastlaunch.analysis.target import RowToTarget, Target, margins, parse_targe
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, RunSummary
 from fastlaunch.report.target import target_json, target_table
+from fastlaunch.report.text import MOST_WORDS
 from fastlaunch_train.records.records import Eval
 
 DOLLAR = 3600.0
@@ -264,6 +265,17 @@ def sentence_of(*summaries: RunSummary, **prices: Any) -> str:
     text = target_table(comparison, "accuracy=0.9", CATALOGUE)
     assert " ".join(text.partition("\n\n")[0].split()) == f"{sentence}."
     return sentence
+
+
+def test_an_answer_of_long_names_is_read_at_a_glance() -> None:
+    long = "bf16 grad_accumulation=2 optimizer_impl=fused"
+    rows = [
+        *reaching(long, [400, 410, 420], step_time_s=2.0),
+        *reaching("compile", [390, 400, 410], instance="p4d.24xlarge"),
+    ]
+    (workload,) = target_json(compared(*rows, usd_per_hour=DOLLAR), "accuracy=0.9", CATALOGUE)["workloads"]
+    told = str(workload["sentence"])
+    assert len(told.split()) <= MOST_WORDS
 
 
 def test_the_answer_names_the_first_row_the_next_and_how_sure_it_is() -> None:

@@ -736,9 +736,10 @@ def _on_spot(
             time = forecast.mean
         else:
             time = expected_spot(job, then)
-        steps_s = samples * s_per_sample * time.work_s / job.work_s
+        evaluations_s = samples * evaluations.per_sample_s + evaluations.fixed_s
+        share = evaluations_s / job.work_s
         return [
-            *(*fixed_s, steps_s, time.work_s - steps_s, time.checkpoints_s, time.rework_s),
+            *(*fixed_s, (1 - share) * time.work_s, share * time.work_s, time.checkpoints_s, time.rework_s),
             *(time.restarts_s, time.waiting_s, time.on_demand_s, time.free_s),
         ]
 

@@ -72,7 +72,9 @@ class Estimate:
         length = f" of {self.sequence_length:,} tokens" if self.sequence_length else ""
         batch = "" if self.batch_size is None else f", batch {self.batch_size} per GPU"
         tokens = tokens_text(self.rate, self.cost.usd.value, self.samples.value)
-        trained = f"{about(self.samples.value)} {self.sample_unit}{length} of {self.workload}{batch}"
+        is_exact = self.samples.low in (None, self.samples.value)
+        number = f"{math.ceil(self.samples.value):,}" if is_exact else about(self.samples.value)
+        trained = f"{number} {self.sample_unit}{length} of {self.workload}{batch}"
         return f"{', '.join(filter(None, [trained, tokens]))}; {self.rate.source}"
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 import datetime
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -229,8 +229,10 @@ def recommend(
             published=tuple(published_speeds(published_anchors(), subject)),
         )
     trained = result.pick and result.pick.configuration.query.recipe
-    if not result.num_choices:
-        result = replace(result, command=_sweep_command(job, bought, catalogue))
+    if not configurations:
+        # Measuring helps only then: otherwise it is prices that are unknown, or spot.
+        too_small = {gpu for need in result.memory if need.recipe == "bf16" for gpu in need.too_small}
+        result = replace(result, command=_sweep_command(job, bought, catalogue, too_small))
         trained = resolve_recipe("bf16")  # which sweep measures unless told otherwise
     if trained and not job.like.setup.is_script and (lacking := _lacking_in_images(workload, trained)):
         result = _with_image(replace(result, warnings=(*result.warnings, lacking)))
@@ -245,9 +247,9 @@ def _no_candidate(option: str, *, has_price: bool) -> str:
     """Return the warning that a requested purchase option has no candidate, with what to type."""
     if not has_price:
         return f"no candidate is bought {option}: no such price is known; type `{UPDATE_COMMAND}`"
-    known = (
-        "; on spot give --assume spot_losses_per_hour=... and spot_available=..." if option == "spot" else ""
-    )
+    known = ""
+    if option == "spot":
+        known = ", or give --assume spot_losses_per_hour=0.1 --assume spot_available=0.8, with your numbers"
     return f"no candidate is bought {option}: --output json lists why under left_out{known}"
 
 
@@ -281,16 +283,22 @@ def _with_image(result: analysis.Recommendation) -> analysis.Recommendation:
     )
 
 
-def _sweep_command(job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue) -> str | None:
+def _sweep_command(
+    job: Task, bought: "Sequence[Purchase]", catalogue: Catalogue, too_small: Collection[str]
+) -> str | None:
     """Return the command to measure on the cheapest instance types of a few families.
 
-    None for a script whose command is unknown.
+    None for a script whose command is unknown, and where no GPU is large enough. too_small: GPUs on which one
+    sample does not fit.
     """
     cheapest: dict[str, str] = {}
     for purchase in sorted(bought, key=lambda purchase: purchase.paid_usd_per_hour):
         name = purchase.price.instance
-        if catalogue.accelerator_of(name).compute_capability is not None:
+        gpu = catalogue.accelerator_of(name)
+        if gpu.compute_capability is not None and gpu.name not in too_small:
             cheapest.setdefault(name.partition(".")[0], name)
+    if not cheapest:
+        return None
     words = ["fastlaunch", "sweep", "--instance", ",".join([*cheapest.values()][:_MOST_MEASURED])]
     if not job.like.setup.is_script:
         return shlex.join([*words, "--workload", job.workload])

@@ -188,7 +188,9 @@ def print_json(data: object) -> None:
 
 def wrapped(text: str) -> str:
     """Return sentences wrapped to the width of tables of measurements."""
-    return textwrap.fill(text, output_width(), break_on_hyphens=False)
+    from fastlaunch.report.text import filled
+
+    return filled(text, output_width())
 
 
 def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:

@@ -22,8 +22,10 @@ from fastlaunch.report.text import (
     UNKNOWN,
     Labels,
     about,
+    at_a_glance,
     bulleted,
     dollars,
+    filled,
     letters_of,
     limits,
     name_of,
@@ -43,7 +45,8 @@ _BOUGHT = {
 def sentence(cost: Cost, rate: Rate, *, what: str, purchase: str) -> str:
     """Return `bf16 on p5.48xlarge: $542 (90% range 539 to 544), 9.84 h, measured.`"""
     block = "" if cost.fee_usd is None else f" of {cost.block_hours:g} h"
-    return f"{what}{_BOUGHT[purchase]}: {cost_text(cost)}{block}, {rate.evidence_text}."
+    start, end = f"{what}{_BOUGHT[purchase]}: ", f"{block}, {rate.evidence_text}."
+    return at_a_glance(f"{start}{cost_text(cost)}{end}", f"{start}{cost_text(cost, what='')}{end}")
 
 
 def cost_text(cost: Cost, *, what: str = "90% range ") -> str:
@@ -235,14 +238,15 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
         f"{workload}{where_of(rows)}: time{' and cost' if is_priced else ''} for"
         f" {_job(finishes, letters)}{evidence}",
         width,
+        break_on_hyphens=False,
     )
     ordered = _ordered(finishes)
     num_ranked = sum(map(_is_ranked, ordered))
     titles = {num_ranked: "not ranked with these:"} if 0 < num_ranked < len(ordered) else None
     text = table(ordered, columns, width, rule=True, missing=UNKNOWN, titles=titles)
-    sentence = textwrap.fill(f"{_sentence(finishes, letters.in_words)}.", width, break_on_hyphens=False)
+    sentence = filled(f"{_sentence(finishes, letters.in_words)}.", width)
     if not any(finish.cost for finish in finishes):
-        return textwrap.fill(f"{rows[0].setup.workload}: {_sentence(finishes, letters.in_words)}.", width)
+        return filled(f"{rows[0].setup.workload}: {_sentence(finishes, letters.in_words)}.", width)
     parts = [sentence, heading, text, letters.legend(width), bulleted(notes, width)]
     return "\n\n".join(filter(None, parts))
 
@@ -337,18 +341,22 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
         if (amount.low or amount.value) <= (least.high or least.value):
             near.append(finish)
     name = name_of(best.row, rows, letters=letters)
+    # The table has the time.
+    short = took.removesuffix(f" {time}") if in_dollars else took
     if near:
         rivals = f"{len(near)} others"
         if len(near) == 1:
             rivals = name_of(near[0].row, rows, beside=best.row, letters=letters)
-        return f"not settled between {name} and {rivals}: {took}"
+        answer = f"not settled between {name} and {rivals}"
+        return at_a_glance(f"{answer}: {took}", f"{answer}: {short}", f"not settled: {name}: {short}")
     if not others:
         return f"{name}: {took}, {_evidence(best)}"
     second = _amount(others[0], in_dollars=in_dollars)
     percent = 100 * (1 - least.value / second.value)
     other = name_of(others[0].row, rows, beside=best.row, letters=letters)
     sure = "without a range" if least.high is None or second.low is None else _evidence(best)
-    return f"{name}: {took}, {percent:.1f}% less than {other}, {sure}"
+    lead = f"{percent:.1f}% less than {other}, {sure}"
+    return at_a_glance(f"{name}: {took}, {lead}", f"{name}: {short}, {lead}")
 
 
 def _row_to_json(finish: Finish) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A recommendation as text, a table and plain data."""
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from fastlaunch.analysis.anchors import CLASS_MEANINGS
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
-from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
+from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
 from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.units import by_reason, counted
@@ -18,7 +18,16 @@ from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
 from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text
 from fastlaunch.report.data import fields_to_json
-from fastlaunch.report.text import NO_LETTERS, Labels, Letters, bulleted, dollars, number
+from fastlaunch.report.text import (
+    NO_LETTERS,
+    Labels,
+    Letters,
+    at_a_glance,
+    bulleted,
+    dollars,
+    filled,
+    number,
+)
 
 #: The most table lines, and the most reasons, on a screen.
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 1, 2
@@ -45,16 +54,16 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
     named = _named_choices(recommendation, lines)
     letters = Letters(in_one_part(choice.configuration.query.recipe) for choice in named)
     parts = [
-        _filled(sentence(recommendation, letters.in_words), width),
-        "\n".join(_filled(text, width) for text in why(recommendation, letters.in_words)),
+        filled(sentence(recommendation, letters.in_words), width),
+        "\n".join(filled(text, width) for text in why(recommendation, letters.in_words)),
     ]
     if lines:
-        heading = _filled(_heading(recommendation, lines), width)
+        heading = filled(_heading(recommendation, lines), width)
         parts.append("\n".join([heading, "", _table(recommendation, lines, letters, width)]))
         parts.append(letters.legend(width))
     parts.append(_memory(recommendation, width))
     if recommendation.pick is not None:
-        parts.append(_filled(_experiment(recommendation, letters), width))
+        parts.append(filled(_experiment(recommendation, letters), width))
     if notes := _notes(recommendation, lines):
         parts.append(bulleted(notes, width))
     # Keep a command on one line for copying.
@@ -65,10 +74,6 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
     if recommendation.pick is not None and any(commands.values()):
         parts.append("\n".join(f"{name}: {command}" for name, command in commands.items() if command))
     return "\n\n".join(filter(None, parts))
-
-
-def _filled(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 def _named_choices(recommendation: Recommendation, lines: Sequence[Choice]) -> Iterator[Choice]:
@@ -105,18 +110,48 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
         once = ", in one run" if rate.evidence.is_measured and rate.samples_per_s.low is None else ""
-        return f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}."
+        return at_a_glance(
+            f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
+            f"{name}: {_costs(pick)}, {_evidence(pick)}{once}.",
+        )
     if not recommendation.num_choices:
-        return f"Nothing can be recommended for {job.workload}: every candidate is left out."
-    limits = recommendation.limits
+        answer = f"Nothing can be recommended for {job.workload}"
+        return at_a_glance(*(f"{answer}: {why}." for why in _why_nothing(recommendation)))
+    limits, extreme = recommendation.limits, _extreme(recommendation)
     wanted = [
         *([f"{hours_text(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
         *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
     ]
-    return (
-        f"None of {counted(recommendation.num_choices, 'choice')} is certain to take at most"
-        f" {' and '.join(wanted)}."
+    verb = "take" if limits.deadline_hours is not None else "cost"
+    answer = f"No choice is certain to {verb} at most {' and '.join(wanted)}"
+    if extreme is None:
+        return f"{answer}."
+    word, choice, amount = extreme
+    name = _named(choice, recommendation, letters)
+    return at_a_glance(
+        f"{answer}; the {word} is {name}: {amount}.", f"None for {wanted[0]}; {word}: {name}: {amount}."
     )
+
+
+def _extreme(recommendation: Recommendation) -> tuple[str, Choice, str] | None:
+    """Return the choice nearest to the limit that all miss, as `cheapest`, it and its cost; None for two."""
+    limits = recommendation.limits
+    if limits.deadline_hours is None:
+        cheapest = recommendation.front[0]
+        return "cheapest", cheapest, _costs(cheapest).rpartition(", ")[0]
+    if limits.budget_usd is None:
+        fastest = recommendation.front[-1]
+        return "fastest", fastest, hours_text(fastest.hours)
+    return None
+
+
+def _why_nothing(recommendation: Recommendation) -> Iterator[str]:
+    """Yield the reason why what could train cannot be bought, and its beginning; else that nothing can."""
+    out = recommendation.left_out[-1].reason.split(": ") if recommendation.left_out else []
+    if out and out[0] in OFFERS:
+        yield ": ".join(out[1:])
+        yield out[1]
+    yield "every candidate is left out"
 
 
 def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterator[str]:
@@ -127,9 +162,13 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
     if pick is None and recommendation.num_choices:
         cheapest, fastest = recommendation.front[0], recommendation.front[-1]
-        yield f"The cheapest is {_named(cheapest, recommendation, letters)}: {_costs(cheapest)}."
-        yield f"The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
-        yield "--max-nodes allows more nodes."
+        if cheapest is fastest:
+            yield f"Nothing is faster than the cheapest, which takes {hours_text(cheapest.hours)}."
+        else:
+            yield f"The cheapest is {_named(cheapest, recommendation, letters)}: {_costs(cheapest)}."
+            yield f"The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
+        if not replace(recommendation.limits, budget_usd=None).allow(fastest):
+            yield "More machines may be faster: --max-nodes K."
     if pick is None:
         return
     if tokens := tokens_text(pick.configuration.rate, pick.usd, pick.samples):
@@ -329,7 +368,7 @@ def _memory(recommendation: Recommendation, width: int) -> str:
         " gradients and optimizer states; what the backward pass needs; logits. checkpointed: the total with"
         " --set activation_checkpointing=block. too small: of the GPUs that can run the recipe."
     )
-    return "\n".join([_filled(heading, width), "", table(pairs, columns, width, rule=True)])
+    return "\n".join([filled(heading, width), "", table(pairs, columns, width, rule=True)])
 
 
 def _gib(part: str, pair: tuple[MemoryNeed, MemoryNeed]) -> float:
@@ -345,8 +384,9 @@ def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Itera
     for speed in [by_gpu[gpu] for gpu in gpus if gpu in by_gpu][:_MOST_PUBLISHED]:
         precision = "" if "(" in speed.precision else f" in {speed.precision}"
         yield (
-            f"published by {speed.source}: {speed.model}{precision} on {speed.gpu}, {speed.tokens_per_s:,.0f}"
-            f" tokens/s of a GPU, the FLOPs of {speed.tokens_per_s_by_flops:,.0f} of this model"
+            f"published by {speed.source}: {speed.tokens_per_s:,.0f} tokens/s per GPU for"
+            f" {speed.model}{precision} on {speed.gpu}; its FLOPs would be"
+            f" {speed.tokens_per_s_by_flops:,.0f} tokens/s of this model"
         )
 
 

@@ -1,7 +1,6 @@
 """The cost of training to a target, as a text table and plain data."""
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,9 +27,11 @@ from fastlaunch.report.text import (
     UNKNOWN,
     Labels,
     about,
+    at_a_glance,
     between,
     bulleted,
     dollars,
+    filled,
     letters_of,
     name_of,
     number,
@@ -96,7 +97,7 @@ def _section(results: Sequence[RowToTarget], target: Target, width: int) -> str:
     known = {_evidence(result) for result in results if result.time_s}
     evidence = f", {known.pop()}" if len(known) == 1 else ""
     parts = [
-        textwrap.fill(f"{sentence}.", width, break_on_hyphens=False),
+        filled(f"{sentence}.", width),
         f"{rows[0].setup.workload}{where_of(rows)}: to {target.text} on held-out data{evidence}",
         table(_ordered(results, target), _columns(results, letters), width, rule=True, missing=UNKNOWN),
         letters.legend(width),
@@ -169,11 +170,12 @@ def _sentence(results: Sequence[RowToTarget], target: Target, letters: Labels = 
     if not behind:
         return f"{name} {took(best)}, the mean of {best.num_seeds} seeds"
     second = behind[0]
-    other = (
-        f"{name_of(second.other.row, rows, letters=letters)} {_margin_text(second, in_dollars=in_dollars)}"
-    )
+    other = name_of(second.other.row, rows, beside=best.row, letters=letters)
     unsure = "" if second.is_settled else "not settled: "
-    return f"{unsure}{name} {took(best)}; {other}"
+    return at_a_glance(
+        f"{unsure}{name} {took(best)}; {other} {_margin_text(second, in_dollars=in_dollars)}",
+        f"{unsure}{name} {took(best)}, {other} {times(second.ratio.value)}x{between(second.ratio)}",
+    )
 
 
 def _margin_text(margin: Margin, *, in_dollars: bool) -> str:

@@ -127,12 +127,16 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def at_a_glance(*answers: str) -> str:
+    """Return the first answer, from the longest to the shortest, that is read at a glance; else the last."""
+    return next((answer for answer in answers if len(answer.split()) <= MOST_WORDS), answers[-1])
+
+
 def sentence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> str:
     """Return the answer for one workload in a sentence: what, where, how much, how sure."""
     home = at_home(rows)
     best = best_of(home)
-    sentence = f"{_clause(home, best, letters)}."
-    return sentence if len(sentence.split()) <= MOST_WORDS else f"{_clause(home, best, letters, short=True)}."
+    return at_a_glance(*(f"{_clause(home, best, letters, short=short)}." for short in (False, True)))
 
 
 def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
@@ -499,6 +503,17 @@ def span(values: Sequence[float], format_value: Callable[[float], str]) -> str |
         return None
     low, high = format_value(min(values)), format_value(max(values))
     return low if low == high else f"{low} to {high}"
+
+
+#: What belongs together in a line: `(class A)`.
+_TOGETHER = re.compile(r"(?<=\(class) (?=\w+\))")
+
+
+def filled(text: str, width: int) -> str:
+    """Return sentences in lines of `width`, which do not break words or `(class A)`."""
+    text = _TOGETHER.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 #: The beginning of a command at the end of a note.
