@@ -57,6 +57,8 @@ def test_each_engine_gets_instance_image_purchase_limit_and_command(
     assert "FASTLAUNCH_SESSION=$DSTACK_RUN_NAME-$DSTACK_RUN_ID\n" in dstack["commands"][0]
     slurm = emitted(capsys, "sbatch", *P5, "--num-nodes", "2")
     assert "#SBATCH --time=02:00:00\n" in slurm and "#SBATCH --nodes=2\n" in slurm
+    # A job that was requeued has its id again.
+    assert "FASTLAUNCH_SESSION=$SLURM_JOB_ID-$STARTED_AT\n" in slurm
     for script in (sky["run"], *dstack["commands"], slurm):
         assert "--recipe te-fp8" in script and "FASTLAUNCH_INSTANCE=p5.48xlarge" in script
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0

@@ -234,7 +234,8 @@ def _dstack(given: Submission) -> str:
 def _sbatch(given: Submission) -> str:
     """Return a script of Slurm's, for nodes of this instance type with Pyxis."""
     cluster = _Cluster(
-        session="$SLURM_JOB_ID",
+        # A job that is requeued keeps its id, and the next cluster counts from 1 again.
+        session="$SLURM_JOB_ID-$STARTED_AT",
         num_nodes="$SLURM_JOB_NUM_NODES",
         rank="$SLURM_PROCID",
         master="$FIRST_NODE",
@@ -257,6 +258,7 @@ def _sbatch(given: Submission) -> str:
         "#!/bin/bash",
         *(f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in directives.items()),
         *_head(given, "sbatch task.sh, where Slurm has NVIDIA's Pyxis", cluster),
+        "export STARTED_AT=$(date +%s)",
         'export FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "export FASTLAUNCH_RECORDS=$SLURM_SUBMIT_DIR/fastlaunch-records",
         f"""{start} --container-mounts "$SLURM_SUBMIT_DIR:$SLURM_SUBMIT_DIR" bash -s """
