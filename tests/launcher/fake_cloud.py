@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Protocol
 from fake_aws_facts import BLOCK
 from fake_records import write_run
 
+from fastlaunch.aws.account import Schedule
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import Reservation
 from fastlaunch.aws.sagemaker import TrainingJob
@@ -63,7 +64,7 @@ class FakeAws(Aws):
     hidden_s: so long EC2 does not show them. node: what a machine does, called when it was started.
     refusals: errors by method, raised once each. caller: who is logged in. is_blind: EC2 answers, and shows
     nothing. schedules: by name, with what each sends. when_asked: called before a schedule is made.
-    block_begins: when every capacity block is active.
+    block_begins: when every capacity block is active. lost_blocks: those that were not paid for.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -85,6 +86,7 @@ class FakeAws(Aws):
         self.schedules: dict[str, str] = {}
         self.when_asked: Callable[[], None] = lambda: None
         self.block_begins: datetime | None = None
+        self.lost_blocks: set[str] = set()
 
     # What the launcher calls
 
@@ -139,8 +141,14 @@ class FakeAws(Aws):
 
     def reservation(self, region: str, id: str) -> Reservation | None:
         self._called("reservation")
+        if id in self.lost_blocks:
+            return replace(BLOCK, id=id, state="payment-failed")
         state = "active" if self.block_begins and self.clock.moment >= self.block_begins else "scheduled"
         return replace(BLOCK, id=id, state=state)
+
+    def list_schedules(self, region: str) -> list[Schedule]:
+        self._called("list_schedules")
+        return [Schedule(name=name, region=region, created_at=START) for name in sorted(self.schedules)]
 
     def terminate(self, region: str, ids: Sequence[str]) -> None:
         self._called("terminate")

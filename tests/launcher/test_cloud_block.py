@@ -254,3 +254,37 @@ def test_ctrl_c_while_it_waits_leaves_nothing(world: World) -> None:
     (run,) = world.submit(SITE, jobs=IN_BLOCK)
     assert run.state is RunState.CANCELLED and run.reason == "stopped by Ctrl-C"
     assert world.aws.requests == [] and world.aws.schedules == {}
+
+
+def test_a_schedule_that_somebody_deleted_is_missed_before_the_block_is(world: World) -> None:
+    run = submit(world)
+    schedules = dict(world.aws.schedules)
+    world.aws.schedules.clear()
+    world.clock.sleep(3600)
+    world.reconcile()
+    state, reason = world.state(run)
+    assert state is RunState.PLANNED
+    assert reason and "nothing starts it: its schedule is gone" in reason and f"cancel {run.id}" in reason
+    # One answer was empty, and the next is not.
+    world.aws.schedules.update(schedules)
+    world.reconcile()
+    assert "a schedule starts it at 2026-11-21 14:00 UTC" in (world.state(run)[1] or "")
+
+
+def test_a_block_that_was_not_paid_for_is_said_so_before_its_start(world: World) -> None:
+    run = submit(world)
+    world.aws.lost_blocks.add(BLOCK.reservation)
+    world.reconcile()
+    assert f"nothing starts it: {BLOCK.reservation} is payment-failed" in (world.state(run)[1] or "")
+    assert world.cancel(run) is RunState.CANCELLED and world.aws.schedules == {}
+
+
+def test_what_waits_takes_no_more_than_the_block_has(world: World) -> None:
+    runs = [submit(world) for _ in range(BLOCK.num_instances)]
+    made = len(starts(world))
+    with pytest.raises(UserError, match=r"has 4 instances, and what waits for it takes 4 of them") as caught:
+        submit(world)
+    assert f"fastlaunch cancel {runs[0].id}" in (caught.value.hint or "") and len(starts(world)) == made
+    assert world.ledger.select()[-1].state is RunState.CANCELLED
+    assert world.cancel(runs[0]) is RunState.CANCELLED
+    submit(world)

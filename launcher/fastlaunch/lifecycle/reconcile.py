@@ -19,6 +19,7 @@ from fastlaunch.lifecycle.finish import finish_attempt, held_runs, settle_run
 from fastlaunch.lifecycle.local import finish_run
 from fastlaunch.lifecycle.schedules import (
     arm,
+    check_waiting,
     disarm,
     explain_wait,
     is_to_be_made,
@@ -118,6 +119,8 @@ def reconcile_cloud(
                 adopt(ledger, backend, unknown)
                 _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
                 _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
+                here = [ledger.attempt(attempt.id) for attempt in here]
+                check_waiting(ledger, backend.aws, region, here, now=backend.now())
             except UserError as error:
                 shown = f"{counted(len(here), 'attempt')} in {region} {'is' if len(here) == 1 else 'are'}"
                 warn(f"{shown} shown as before: {error.message}")

@@ -13,14 +13,14 @@ command that looks.
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.backends.node_agent import store_objects
-from fastlaunch.backends.site import Site
+from fastlaunch.backends.site import CapacityBlock, Site
 from fastlaunch.core.errors import BadConfiguration, CloudRefused, Throttled, Unreachable, UserError
 from fastlaunch.core.ownership import RUN_ID, SCHEDULE_PREFIX
 from fastlaunch.core.plan import Plan
@@ -28,6 +28,7 @@ from fastlaunch.core.settings import Settings
 from fastlaunch.core.units import utc_minute
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
+from fastlaunch.placement.capacity_block import is_over
 from fastlaunch.placement.lookup import setup_command
 
 #: Added to the time limit: machines that end themselves are gone by then.
@@ -47,6 +48,8 @@ _ONLY_NODE = "only the node's own timer protects"
 _END_AGE, _MAX_RETRIES = timedelta(hours=1), 10
 #: In what the ledger notes: when a schedule starts the attempt; without it, schedules end it.
 _STARTS_AT = "starts_at"
+#: And the id of its capacity block.
+_RESERVATION = "reservation"
 #: How far this machine's clock may be behind AWS's.
 _CLOCKS = timedelta(minutes=2)
 
@@ -56,6 +59,7 @@ class LaterStart:
     """The start of an attempt by a schedule."""
 
     at: datetime
+    block: CapacityBlock
     #: ARN of the role by which the scheduler sends the request.
     role: str
     #: Whether its machines get timers.
@@ -71,7 +75,7 @@ def later_start(
     """
     site = placements[0] if placements else None
     at = site.block.begins_after(now) if site and site.block else None
-    if site is None or at is None:
+    if site is None or site.block is None or at is None:
         return None
     role = settings.region_settings(site.region).scheduler_role
     if role is None:
@@ -80,7 +84,7 @@ def later_start(
             "start machines when the block begins",
             f"this makes one: {setup_command(site.region)}; or leave out --detach, and wait here",
         )
-    return LaterStart(at=at, role=role, account_timer=account_timer)
+    return LaterStart(at=at, block=site.block, role=role, account_timer=account_timer)
 
 
 def check_timers(settings: Settings, placements: Sequence[Site], *, account_timer: bool) -> None:
@@ -158,8 +162,12 @@ def requested_by(attempt: Attempt) -> datetime:
 
 
 def note_start(ledger: Ledger, attempt_id: int, start: LaterStart) -> None:
-    """Note the schedules that will start the attempt. Before the first call, for a launcher that dies."""
+    """Note the schedules that will start the attempt. Before the first call, for a launcher that dies.
+
+    Raises UserError if what waits already takes the block's instances.
+    """
     attempt = ledger.attempt(attempt_id)
+    _check_room(ledger, attempt, start.block)
     first = f"{SCHEDULE_PREFIX}{attempt.token}-start"
     ledger.set_schedule(
         attempt_id,
@@ -169,10 +177,60 @@ def note_start(ledger: Ledger, attempt_id: int, start: LaterStart) -> None:
             "names": [first, *(f"{first}-{k}" for k in range(1, len(_STARTS)))],
             _STARTS_AT: start.at.isoformat(),
             "until": _last_request(start.at),
+            _RESERVATION: start.block.reservation,
             "account_timer": start.account_timer,
             "state": "unknown",
         },
     )
+
+
+def _check_room(ledger: Ledger, attempt: Attempt, block: CapacityBlock) -> None:
+    others = [
+        other
+        for other in ledger.unfinished_attempts("ec2")
+        if other.id != attempt.id
+        and waits(other)
+        and (other.schedule or {}).get(_RESERVATION) == block.reservation
+    ]
+    num_free = block.num_instances - sum(other.num_nodes for other in others)
+    if attempt.num_nodes > num_free:
+        first = others[0].run_ids[0] if others else None
+        raise UserError(
+            f"{block.reservation} has {block.num_instances} instances, and what waits for it takes "
+            f"{block.num_instances - num_free} of them from its first minute on",
+            f"submit this once that has ended, or give that up: fastlaunch cancel {first}",
+        )
+
+
+def check_waiting(
+    ledger: Ledger, aws: Aws, region: str, attempts: Iterable[Attempt], *, now: datetime
+) -> None:
+    """Note of attempts that wait whether their schedules and their block are still there.
+
+    Raises CloudRefused's kinds if AWS does not say.
+    """
+    waiting = [
+        attempt
+        for attempt in attempts
+        if waits(attempt)
+        and (attempt.schedule or {}).get("state") == "created"
+        and now < starts_at(attempt) - _CLOCKS
+    ]
+    if not waiting:
+        return
+    names = {schedule.name for schedule in aws.list_schedules(region)}
+    for attempt in waiting:
+        reservation = (attempt.schedule or {}).get(_RESERVATION)
+        block = aws.reservation(region, reservation) if reservation else None
+        if reservation and is_over(block):
+            why = f"{reservation} is {block.state if block else 'gone'}"
+        elif not names.intersection(_left_names(attempt)):
+            why = "its schedule is gone from the account"
+        else:
+            explain_wait(ledger, attempt)
+            continue
+        mend = f"give it up, and submit it again: fastlaunch cancel {attempt.run_ids[0]}"
+        ledger.explain_with_runs(attempt.id, f"nothing starts it: {why}; {mend}")
 
 
 def make_start(ledger: Ledger, aws: Aws, attempt: Attempt, plan: Plan, *, role: str, now: datetime) -> None:

@@ -86,6 +86,11 @@ def starts_at(reservation: Reservation, now: datetime.datetime) -> datetime.date
     return max(reservation.starts_at, now + _SOON)
 
 
+def is_over(reservation: Reservation | None) -> bool:
+    """Return whether nothing starts in it any more, such as for want of payment."""
+    return reservation is None or reservation.state not in (*_TO_COME, "active")
+
+
 def minutes_left(reservation: Reservation, now: datetime.datetime) -> int:
     """Return whole minutes until the block's end, from now on or from its start."""
     assert reservation.ends_at is not None
