@@ -99,6 +99,11 @@ def test_what_a_run_does_before_its_steps_follows_from_what_it_has_done(
         progress = RecordTail(tmp_path).read()
         assert progress is not None
         assert re.fullmatch(rf"before the first step \({now}.*; build took 5.1 s\)", describe(progress))
+    phase |= {"name": "fetch", "detail": "1 of 4 files, 4.6 of 15.0 GiB"}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(phase)}\n")
+    progress = RecordTail(tmp_path).read()
+    assert progress is not None
+    assert describe(progress) == "before the first step (fetching weights, 1 of 4 files, 4.6 of 15.0 GiB)"
 
 
 def test_tail_goes_on_in_a_newer_record(tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from fastlaunch.core.terminal import printable, raw_output, report_line
 from fastlaunch.core.units import rounded
 from fastlaunch.measure.record_files import MAX_LINE_BYTES, header_problem, line_problem
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS, KINDS, SCRIPT_PHASE
+from fastlaunch_train.records.records import (
+    BUILD_CHECKS,
+    BUILD_MODEL,
+    BUILD_STEPS,
+    FETCH_PHASE,
+    KINDS,
+    SCRIPT_PHASE,
+)
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -109,6 +116,8 @@ class RecordTail:
 
     def _after(self, name: str, detail: str | None, seconds: float) -> str:
         """Return what a run does after this phase. A phase is recorded when it is over."""
+        if name == FETCH_PHASE and "script" not in self._header:
+            return f"fetching weights, {detail}"
         compiles = False
         with suppress(LookupError, TypeError):  # a script's
             compiles = Recipe.from_record(self._header["recipe"]).compiles

@@ -114,8 +114,9 @@ def _refusal(error: BaseException, name: str, what: str) -> tuple[str, str] | No
 def weight_downloads(name: str, workload: str) -> Iterator[Callable[[], str]]:
     """Yield, for each file of the weights of `name` that is not here yet, a function that fetches it.
 
-    It returns the file's name and size. A folder has none, and a model on the hub none if the hub cannot be
-    asked: loading it says what is missing. Raises WorkloadError if the disk has too little room.
+    It returns how much is here then; the first fetches nothing and says so. A folder has none, and a model on
+    the hub none if the hub cannot be asked: loading it says what is missing. Raises WorkloadError if the disk
+    has too little room.
     """
     if Path(name).expanduser().is_dir():
         return
@@ -140,9 +141,14 @@ def weight_downloads(name: str, workload: str) -> Iterator[Callable[[], str]]:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _check_room(name, workload, num_bytes, Path(HF_HUB_CACHE))
     log.info("fetching %s from the hub: %.1f GiB in %d files", name, num_bytes / _GIB, len(missing))
+
+    def share(number: int) -> str:
+        here = sum(sizes[file] for file in missing[:number]) / _GIB
+        return f"{number} of {len(missing)} files, {here:.1f} of {num_bytes / _GIB:.1f} GiB"
+
+    yield partial(share, 0)
     for number, file in enumerate(missing, start=1):
-        detail = f"{file}, {sizes[file] / _GIB:.2f} GiB, {number} of {len(missing)}"
-        yield partial(_download, name, workload, detail, filename=file, revision=info.sha)
+        yield partial(_download, name, workload, share(number), filename=file, revision=info.sha)
 
 
 def _download(name: str, workload: str, detail: str, **which: Any) -> str:
