@@ -119,7 +119,9 @@ class BatchCalls(SageMakerCalls):
             return None
         for summary in summaries:
             answer = self._describe_service_job(region, summary["jobId"])
-            if summary["jobName"] == name and answer is not None and _is_of(answer, request):
+            # A job of this name is the request's only if both upload to the same place.
+            output = request["tags"][OUTPUT_TAG]
+            if summary["jobName"] == name and answer is not None and _tags(answer).get(OUTPUT_TAG) == output:
                 return self._merged(region, answer, {})
         return None
 
@@ -251,11 +253,6 @@ def _queue_of(answer: Any) -> str:
 
 def _tags(answer: Any) -> dict[str, str]:
     return {printable(key): printable(value) for key, value in answer.get("tags", {}).items()}
-
-
-def _is_of(answer: Any, request: Mapping[str, Any]) -> bool:
-    """Return whether the request made the job: they upload to the same place."""
-    return bool(_tags(answer).get(OUTPUT_TAG) == request["tags"][OUTPUT_TAG])
 
 
 def _training_jobs(answer: Any) -> list[str]:

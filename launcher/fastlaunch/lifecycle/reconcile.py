@@ -40,16 +40,12 @@ NOT_IN_BLOCK = (
 )
 
 
-def _warn(line: str) -> None:
-    report_line(as_warning(line))
-
-
 def reconcile(
     ledger: Ledger,
     backends: Mapping[str, Backend],
     settings: Settings,
     *,
-    warn: Callable[[str], None] = _warn,
+    warn: Callable[[str], None] = lambda line: report_line(as_warning(line)),
 ) -> None:
     """End the runs that ended while their launcher was gone.
 

@@ -117,12 +117,9 @@ def needs_timer(attempt: Attempt) -> bool:
     schedule = attempt.schedule or {}
     has_machines = bool((attempt.handle or {}).get("instance_ids"))
     # A schedule that starts machines ends none.
-    has_timer = not schedule["account_timer"] if _STARTS_AT in schedule else _is_settled(schedule)
+    is_settled = schedule.get("state") in ("created", "declined")
+    has_timer = not schedule["account_timer"] if _STARTS_AT in schedule else is_settled
     return attempt.ended_at is None and has_machines and not has_timer
-
-
-def _is_settled(schedule: Mapping[str, Any]) -> bool:
-    return schedule.get("state") in ("created", "declined")
 
 
 # Starting

@@ -110,15 +110,6 @@ def _each_zone(job: CheckContext) -> list[_Subject]:
     return [({"zone": zone}, (zone,)) for zone in job.here.subnets]
 
 
-def _each_subnet(job: CheckContext) -> list[_Subject]:
-    return _each_zone(job) or [({}, (None,))]
-
-
-def _each_input(job: CheckContext) -> Iterator[_Subject]:
-    for uri in given_inputs(job.options).values():
-        yield {}, (uri,)
-
-
 def _each_stored_object(job: CheckContext) -> Iterator[_Subject]:
     """Yield the objects that the machines fetch and that are the same for many jobs."""
     bucket, prefix = job.here.bucket, job.here.prefix
@@ -575,10 +566,15 @@ _IN_REGION = (
     ),
     _Listed("bucket", _bucket),
     _Listed("stored code", _stored_code, _each_stored_object, needed=False),
-    _Listed("input", _input, _each_input, needed=False),
+    _Listed(
+        "input",
+        _input,
+        lambda job: [({}, (uri,)) for uri in given_inputs(job.options).values()],
+        needed=False,
+    ),
     _Listed("network", training_network, when=lambda job: job.trains and bool(job.here.sagemaker_subnets)),
     _Listed("security group", security_groups, when=_is_on_ec2),
-    _Listed("subnet", subnet, _each_subnet, when=_is_on_ec2),
+    _Listed("subnet", subnet, lambda job: _each_zone(job) or [({}, (None,))], when=_is_on_ec2),
     _Listed("between nodes", between_nodes, when=_has_nodes_on_ec2, needed=False),
     # A block's instances stand together by themselves.
     _Listed(

@@ -134,11 +134,6 @@ def _queued(request: Mapping[str, Any], queue: Queue) -> dict[str, Any]:
     }
 
 
-def is_accelerated(ml_type: str) -> bool:
-    """Return whether SageMaker lets the type (`ml.p5.48xlarge`) wait for capacity, as accelerated ones."""
-    return re.match(r"ml\.(p|g|trn)[0-9]", ml_type) is not None
-
-
 def _channels(site: Site, **objects: PlanObject) -> list[dict[str, Any]]:
     """Return what SageMaker brings to /opt/ml/input/data/<name>: `objects`, inputs, and the bundles."""
     uris = {name: stored.uri for name, stored in objects.items()} | dict(site.inputs)
@@ -192,6 +187,7 @@ def _stopping(job: Job, site: Site, max_minutes: int) -> dict[str, int]:
     run_s = max_minutes * 60
     if job.terms.purchase == "spot":
         return {"MaxRuntimeInSeconds": run_s, "MaxWaitTimeInSeconds": run_s + SPOT_WAIT_S}
-    if is_accelerated(f"ml.{site.instance.name}"):
+    # SageMaker takes a limit for the waiting of accelerated types alone.
+    if re.match("(p|g|trn)[0-9]", site.instance.name):
         return {"MaxRuntimeInSeconds": run_s, "MaxPendingTimeInSeconds": MAX_PENDING_S}
     return {"MaxRuntimeInSeconds": run_s}
