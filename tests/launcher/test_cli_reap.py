@@ -18,7 +18,6 @@ from fastlaunch.lifecycle.schedules import schedule_request
 if TYPE_CHECKING:
     from moto_server import MotoServer
 
-GONE = "20261121-050000-gone"
 PRICE_OF_P5 = 55.04
 PRICE_OF_ML_P5 = 63.296
 PLANS = Path(__file__).parents[1] / "plans"
@@ -43,23 +42,28 @@ def start(
         "Name": f"fastlaunch {run_id}",
         **(tags or {}),
     }
-    (instance,) = aws().run_instances(
-        region,
-        {
-            "ImageId": moto_gaps.machine_image_id(region),
-            "InstanceType": "p5.48xlarge",
-            "MinCount": 1,
-            "MaxCount": 1,
-            "ClientToken": f"{run_id}-a1",
-            "TagSpecifications": [
-                {"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in given.items()]}
-            ],
-        },
-    )
+    kept = [{"Key": key, "Value": value} for key, value in given.items()]
+    request = {
+        **{"ImageId": moto_gaps.machine_image_id(region), "InstanceType": "p5.48xlarge"},
+        **{"MinCount": 1, "MaxCount": 1, "ClientToken": f"{run_id}-a1"},
+        "TagSpecifications": [{"ResourceType": "instance", "Tags": kept}],
+    }
+    (instance,) = aws().run_instances(region, request)
     server.set_instance(
         instance.id, state="running", launch_time=datetime.now(UTC) - timedelta(hours=hours_ago)
     )
     return instance.id
+
+
+def schedule(run_id: str, instance: str, *, suffix: str = "", at: datetime | None = None) -> None:
+    """Make the schedule that ends a machine of the run's first attempt."""
+    role, at = "arn:aws:iam::123456789012:role/scheduler", at or datetime(2026, 11, 22, tzinfo=UTC)
+    request = schedule_request(f"fastlaunch-{run_id}-a1{suffix}", instance, role=role, at=at)
+    aws().create_schedule("us-east-1", request)
+
+
+def scheduled() -> list[str]:
+    return [each.name for each in aws().list_schedules("us-east-1")]
 
 
 def states(server: "MotoServer") -> dict[str, str]:
@@ -144,6 +148,19 @@ def submitted(
     return run_id, attempt
 
 
+def note_machine(
+    ledger: Ledger, run_id: str, attempt: int, server: "MotoServer", hours_ago: float = 0.0
+) -> str:
+    """Id of a machine of the run's attempt, which the ledger knows."""
+    server.set_up_region("us-east-1", bucket="acme")
+    machine = start(run_id, hours_ago=hours_ago, server=server)
+    handle = {"region": "us-east-1", "instance_ids": [machine], "token": f"{run_id}-a1"}
+    handle["output"] = f"s3://acme/fastlaunch/runs/{run_id}/attempt-1"
+    handle["launched_at"] = (datetime.now(UTC) - timedelta(hours=hours_ago)).isoformat()
+    ledger.set_handle(attempt, handle)
+    return machine
+
+
 def test_the_ledger_tells_what_has_ended_and_what_it_is_billed_at(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,22 +195,9 @@ def test_what_was_reaped_is_explained_in_the_ledger(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws_server.shutting_down_describes = 0
-    aws_server.set_up_region("us-east-1", bucket="acme")
     with open_ledger(load_settings()) as ledger:
         run_id, attempt = submitted(ledger)
-        old = start(run_id, hours_ago=3, server=aws_server)
-        output = f"s3://acme/fastlaunch/runs/{run_id}/attempt-1"
-        launched_at = (datetime.now(UTC) - timedelta(hours=3)).isoformat()
-        ledger.set_handle(
-            attempt,
-            {
-                "region": "us-east-1",
-                "instance_ids": [old],
-                "token": f"{run_id}-a1",
-                "output": output,
-                "launched_at": launched_at,
-            },
-        )
+        note_machine(ledger, run_id, attempt, aws_server, hours_ago=3)
     (machine,) = reaped(capsys, "--yes")["ended_runs"]
     assert (machine["run"], machine["state"]) == (run_id, "cancelled")
     assert "fastlaunch reap, over its time: 60 minutes" in machine["reason"]
@@ -222,19 +226,10 @@ def test_a_machine_whose_launcher_lives_is_left_to_it(
 def test_a_last_word_ends_a_machine_that_lives_ten_minutes_after_it(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    aws_server.set_up_region("us-east-1", bucket="acme")
     with open_ledger(load_settings()) as ledger:
         run_id, attempt = submitted(ledger)
-        machine, token = start(run_id, server=aws_server), f"{run_id}-a1"
-        output = f"s3://acme/fastlaunch/runs/{run_id}/attempt-1"
-        ledger.set_handle(
-            attempt,
-            {
-                **{"region": "us-east-1", "instance_ids": [machine], "token": token, "output": output},
-                "launched_at": datetime.now(UTC).isoformat(),
-            },
-        )
-    said = {"schema": 1, "token": token, "outcome": "completed", "runs": []}
+        note_machine(ledger, run_id, attempt, aws_server)
+    said = {"schema": 1, "token": f"{run_id}-a1", "outcome": "completed", "runs": []}
     said["billed_until"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     key = f"fastlaunch/runs/{run_id}/attempt-1/node-0/status.json"
     aws().put_object("us-east-1", "acme", key, json.dumps(said).encode())
@@ -324,35 +319,24 @@ def test_a_job_that_is_over_its_time_is_stopped(
 def test_schedules_go_with_their_machines(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    role = "arn:aws:iam::123456789012:role/scheduler"
-    old = start("20261121-060000-aaaa", hours_ago=3, server=aws_server)
-    young = start("20261121-090000-bbbb", hours_ago=0.5, server=aws_server)
-    for token, instance in (
-        ("20261121-060000-aaaa-a1", old),
-        ("20261121-090000-bbbb-a1", young),
-        ("20261120-090000-cccc-a1", "i-0123"),
-    ):
-        request = schedule_request(
-            f"fastlaunch-{token}", instance, role=role, at=datetime(2026, 11, 22, tzinfo=UTC)
-        )
-        aws().create_schedule("us-east-1", request)
+    old, young = "20261121-060000-aaaa", "20261121-090000-bbbb"
+    schedule(old, start(old, hours_ago=3, server=aws_server))
+    schedule(young, start(young, hours_ago=0.5, server=aws_server))
+    schedule("20261120-090000-cccc", "i-0123")
     later = datetime.now(UTC) + timedelta(minutes=20)
 
     capsys.readouterr()
     assert cloud("reap", "--dry-run", now=lambda: later) == 0
     out = capsys.readouterr().out
     assert "3 schedules in us-east-1: 2 to delete, 1 left." in out
-    assert len(aws().list_schedules("us-east-1")) == 3
+    assert len(scheduled()) == 3
 
     # Before the machine that it would end was terminated, its schedule is not deleted.
     aws_server.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     assert cloud("reap", "--yes", now=lambda: later) == 3
-    assert [each.name for each in aws().list_schedules("us-east-1")] == [
-        "fastlaunch-20261121-060000-aaaa-a1",
-        "fastlaunch-20261121-090000-bbbb-a1",
-    ]
+    assert scheduled() == [f"fastlaunch-{old}-a1", f"fastlaunch-{young}-a1"]
     assert cloud("reap", "--yes", now=lambda: later) == 0
-    assert [each.name for each in aws().list_schedules("us-east-1")] == ["fastlaunch-20261121-090000-bbbb-a1"]
+    assert scheduled() == [f"fastlaunch-{young}-a1"]
 
 
 def test_what_may_not_be_looked_at_hides_nothing_else(
@@ -378,24 +362,17 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
 def test_a_schedule_stays_where_its_machine_may_not_be_looked_at(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:
-    role, at = "arn:aws:iam::123456789012:role/scheduler", datetime(2026, 11, 22, tzinfo=UTC)
-    aws().create_schedule("us-east-1", schedule_request(f"fastlaunch-{GONE}-a1", "i-0123", role=role, at=at))
+    schedule("20261121-050000-gone", "i-0123")
     aws_server.refuse("DescribeInstances", "UnauthorizedOperation", times=1)
     later = datetime.now(UTC) + timedelta(minutes=20)
     assert cloud("reap", "--yes", now=lambda: later) == 3
     assert "whether its machine lives is not known" in capsys.readouterr().out
-    assert len(aws().list_schedules("us-east-1")) == 1
+    assert len(scheduled()) == 1
     assert cloud("reap", "--yes", now=lambda: later) == 0
-    assert aws().list_schedules("us-east-1") == []
+    assert scheduled() == []
 
 
 MINE, HERS = "20261121-090000-aaaa", "20261121-090000-bbbb"
-
-
-def schedule(run_id: str, instance: str) -> None:
-    role, at = "arn:aws:iam::123456789012:role/scheduler", datetime(2026, 11, 22, tzinfo=UTC)
-    request = schedule_request(f"fastlaunch-{run_id}-a1", instance, role=role, at=at)
-    aws().create_schedule("us-east-1", request)
 
 
 def test_a_run_ends_within_its_time_by_its_tags_alone(
@@ -426,7 +403,7 @@ def test_a_run_ends_within_its_time_by_its_tags_alone(
     assert states(aws_server) == {machine: "shutting-down", other: "running", old: "running"}
     assert aws_server.training_jobs.job(f"{MINE}-a2").status == "Stopping"
     assert aws_server.training_jobs.job(f"{HERS}-a2").status == "InProgress"
-    assert [each.name for each in aws().list_schedules("us-east-1")] == [f"fastlaunch-{HERS}-a1"]
+    assert scheduled() == [f"fastlaunch-{HERS}-a1"]
 
 
 def test_a_schedule_stays_for_a_machine_that_ec2_does_not_show_yet(
@@ -434,16 +411,10 @@ def test_a_schedule_stays_for_a_machine_that_ec2_does_not_show_yet(
 ) -> None:
     machine = start(MINE, server=aws_server)
     schedule(MINE, machine)
-    request = schedule_request(
-        f"fastlaunch-{MINE}-a1-1",
-        "i-0123",
-        role="arn:aws:iam::123456789012:role/scheduler",
-        at=datetime.now(UTC),
-    )
-    aws().create_schedule("us-east-1", request)
+    schedule(MINE, "i-0123", suffix="-1", at=datetime.now(UTC))
     reaped(capsys, "--run", MINE, "--yes")
     assert states(aws_server) == {machine: "shutting-down"}
-    assert len(aws().list_schedules("us-east-1")) == 2
+    assert len(scheduled()) == 2
 
 
 def test_one_ends_ones_own_and_nobody_elses(
@@ -471,14 +442,12 @@ def test_one_ends_ones_own_and_nobody_elses(
 
     reaped(capsys, "--mine", "--now", "--yes")
     assert states(aws_server) == {
-        mine: "shutting-down",
-        hers: "running",
-        nobodys: "running",
-        foreign: "running",
+        **{mine: "shutting-down", hers: "running"},
+        **{nobodys: "running", foreign: "running"},
     }
     jobs = {job.name: job.status for job in aws_server.training_jobs.live()}
     assert jobs == {f"{MINE}-a2": "Stopping", f"{HERS}-a2": "InProgress"}
-    assert [each.name for each in aws().list_schedules("us-east-1")] == [f"fastlaunch-{HERS}-a1"]
+    assert scheduled() == [f"fastlaunch-{HERS}-a1"]
 
 
 @pytest.mark.parametrize("argv", [["--now"], ["--run", "*"], ["--run", f"{MINE}-a1"]])
