@@ -220,17 +220,6 @@ def test_cancel_names_the_other_runs_of_the_machine_and_asks(
     ] * 2
 
 
-def test_status_goes_on_where_aws_does_not_answer(
-    aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
-) -> None:
-    started(aws_server)
-    aws_server.refuse("DescribeInstances", "UnauthorizedOperation")
-    assert cloud("status") == 0
-    out, err = capsys.readouterr()
-    assert "1 run under way or of the last submission: 1 running." in out
-    assert "shown as before" in err
-
-
 def test_a_run_that_ended_comes_home_whole(
     aws_server: "MotoServer", capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -230,13 +230,6 @@ def test_without_a_terminal_or_over_the_budget_nothing_is_asked_of_anybody(
     assert submit("--yes", "--max-cost", "3") == 0
 
 
-def test_without_quota_nothing_is_started(region: MotoServer, capsys: pytest.CaptureFixture[str]) -> None:
-    region.quotas["us-east-1", "L-DB2E81BA"] = 0
-    assert submit("--yes") == 3
-    assert "not enough quota: needs 4 vCPUs" in capsys.readouterr().err
-    assert changes(region) == [] and runs() == []
-
-
 @pytest.mark.parametrize(
     ("code", "times", "hint"),
     [
@@ -255,14 +248,3 @@ def test_a_refusal_ends_with_3_and_leaves_nothing(
     assert code in err and "EC2's own words" in err and hint in err, err
     assert len(region.sent("RunInstances")) == times
     assert region.instances() == [] and all(run.state.is_final for run in runs())
-
-
-def test_throttling_is_waited_for_with_the_same_request(
-    region: MotoServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refusal = region.refuse("RunInstances", "RequestLimitExceeded", "Request limit exceeded.")
-    assert submit("--yes", sleep=lambda seconds: region.allow(refusal)) == 0
-    assert "the same request is sent again" in capsys.readouterr().err
-    sent = region.sent("RunInstances")
-    assert [each.status for each in sent] == [503, 503, 200] and len({each.body for each in sent}) == 1
-    assert len(region.instances()) == 1

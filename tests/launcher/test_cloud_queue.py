@@ -262,23 +262,16 @@ def test_a_killed_launchers_job_is_found_in_the_queue(world: World) -> None:
     assert world.cancel(run) is RunState.CANCELLED
 
 
-def test_a_request_that_was_never_sent_is_settled(world: World) -> None:
+@pytest.mark.parametrize("has_queue", [True, False])
+def test_a_request_that_was_never_sent_is_settled(world: World, has_queue: bool) -> None:
     queue_of(world).num_instances = 0
     (run,) = world.submit(detach=True)
     forget_handle(world, run)
+    if not has_queue:
+        world.aws.queues.queues.clear()
     world.aws.queues.service_jobs.clear()
     (run,) = look(world, run)
     assert run.state is RunState.RUNNING
-    (run,) = look(world, run, seconds=AFTER_FORGETTING_S)
-    assert run.state.is_final and world.attempt(run).ending is Ending.NEVER_STARTED
-
-
-def test_a_request_whose_queue_is_gone_is_settled(world: World) -> None:
-    queue_of(world).num_instances = 0
-    (run,) = world.submit(detach=True)
-    forget_handle(world, run)
-    world.aws.queues.queues.clear()
-    world.aws.queues.service_jobs.clear()
     (run,) = look(world, run, seconds=AFTER_FORGETTING_S)
     assert run.state.is_final and world.attempt(run).ending is Ending.NEVER_STARTED
 

@@ -168,15 +168,6 @@ def test_planning_is_pure() -> None:
     assert from_data(Plan, json.loads(json.dumps(to_data(training_plan_of()))), "plan") == training_plan_of()
 
 
-def test_the_ceiling_is_the_time_limit_and_ten_minutes() -> None:
-    # Known answers: (120 + 10) min at SageMaker's $63.296 per hour; of two nodes.
-    assert training_plan_of().max_cost_usd == pytest.approx(137.141333)
-    assert training_plan_of(of("p5.48xlarge", 2)).max_cost_usd == pytest.approx(274.282667)
-    plan = training_plan_of()
-    assert (plan.usd_per_hour, plan.region, plan.backend) == (63.296, "us-east-1", "sagemaker")
-    assert plan.price_as_of == "2026-09-01"
-
-
 def test_everything_of_an_attempt_lies_under_its_root() -> None:
     runs = "s3://acme-training/fastlaunch/runs"
     first, later = training_plan_of().request, training_plan_of(attempt=2, root="older").request
