@@ -105,12 +105,7 @@ def rewritten(path: Path, text: str) -> Iterator[None]:
 
 
 def run_tests(
-    root: Path,
-    targets: Iterable[str],
-    *,
-    tier: str,
-    unmutated: bool = False,
-    timeout_s: float = TIMEOUT_S,
+    root: Path, targets: Iterable[str], *, tier: str, unmutated: bool = False, timeout_s: float = TIMEOUT_S
 ) -> tuple[int, str]:
     """Run pytest on `targets` below `root`; return its exit code, 1 if it takes too long, and its output.
 

@@ -17,7 +17,7 @@ def test_the_page_has_what_was_simulated() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == with_simulated(text, stored()), "make statistics, and look at what has changed"
     assert sorted(path.stem for path in FOLDER.glob("*.svg")) == [
-        *("errors", "intervals", "looks", "pairing", "power", "rows"),
+        *("errors", "intervals", "looks", "pairing", "power", "rows")
     ]
 
 

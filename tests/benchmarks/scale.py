@@ -118,12 +118,7 @@ def add_attempt(ledger: Ledger, run_id: str, *, prefix: str) -> tuple[int, str]:
         account=ACCOUNT,
         partition="aws",
         make_plan=lambda n: plan_ec2(
-            {run_id: job()},
-            attempt=n,
-            site=where,
-            max_minutes=120,
-            render=bootstrap_as_text,
-            agent=AGENT,
+            {run_id: job()}, attempt=n, site=where, max_minutes=120, render=bootstrap_as_text, agent=AGENT
         ),
     )
 

@@ -136,12 +136,7 @@ def _cell(
     config = config_of(
         model=f"{model} {label}", unit="samples", precision=precision, gpu=gpu, num_gpus=num_gpus, batch=64
     )
-    return SweptCell(
-        place=place,
-        batch=0,
-        log_usd_per_hour=math.log(usd_per_hour),
-        config=config,
-    )
+    return SweptCell(place=place, batch=0, log_usd_per_hour=math.log(usd_per_hour), config=config)
 
 
 def published(rows: Sequence[Mapping[str, str]]) -> list[Matrix]:

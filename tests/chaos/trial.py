@@ -110,10 +110,7 @@ class Trial:
             self.problems += self._verdict.unexplained(self._started)
         self._meddle(rng)
         self.network.calm()
-        for job in (
-            *self.server.training_jobs.jobs.values(),
-            *self.server.queues.service_jobs.values(),
-        ):
+        for job in (*self.server.training_jobs.jobs.values(), *self.server.queues.service_jobs.values()):
             job.hidden = 0
         machines.freeze()
         training_jobs.freeze()
@@ -234,11 +231,7 @@ class Trial:
         self._wait(command, death.after_s)
 
     def _command(
-        self,
-        *argv: str,
-        ahead_s: float = 0.0,
-        death: Death | None = None,
-        view: View = View.TRUE,
+        self, *argv: str, ahead_s: float = 0.0, death: Death | None = None, view: View = View.TRUE
     ) -> int:
         self.told.append(f"$ fastlaunch {' '.join(argv)} ({view} view, {ahead_s:.0f} s later, {death})")
         self._ahead_s, self.network.is_stale = ahead_s, view is View.STALE

@@ -102,12 +102,7 @@ def test_a_run_records_its_kernels_before_the_steps(tmp_path: Path, recipe: str)
     ]
     path = os.pathsep.join([str(ROOT / "train"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        argv,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        argv, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     record = read_record(tmp_path / "rank-00000-attempt-1.jsonl")

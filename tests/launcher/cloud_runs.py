@@ -95,11 +95,7 @@ def set_up(server: "MotoServer") -> Site:
     if BUCKET not in backend("s3", "aws").buckets:
         server.set_up_region("us-east-1", bucket=BUCKET)
     return ec2_builders.site(
-        bucket=BUCKET,
-        ami=moto_gaps.machine_image_id("us-east-1"),
-        subnets=(),
-        zone=None,
-        security_groups=(),
+        bucket=BUCKET, ami=moto_gaps.machine_image_id("us-east-1"), subnets=(), zone=None, security_groups=()
     )
 
 

@@ -70,11 +70,7 @@ class World:
         region = RegionSettings(scheduler_role=self.scheduler_role)
         aws = dict.fromkeys(("us-east-1", "us-west-2"), region)
         return Settings(
-            home=self.home,
-            discount=self.discount,
-            max_cost=self.max_cost,
-            budgets=self.budgets,
-            aws=aws,
+            home=self.home, discount=self.discount, max_cost=self.max_cost, budgets=self.budgets, aws=aws
         )
 
     @property
@@ -126,12 +122,7 @@ class World:
         return self.launcher().submit(submission, command="fastlaunch submit")
 
     def add(
-        self,
-        *,
-        num_runs: int = 1,
-        sent: bool = True,
-        noted: bool = True,
-        region: str = "us-east-1",
+        self, *, num_runs: int = 1, sent: bool = True, noted: bool = True, region: str = "us-east-1"
     ) -> Run:
         """A run with an attempt, as a launcher leaves it that dies before sending, noting, or after."""
         at = self.backend.at(site(region=region), 120)
@@ -156,11 +147,7 @@ class World:
 
     def cancel(self, run: Run) -> RunState:
         return cancel(
-            run,
-            backend=self.backend,
-            ledger=self.ledger,
-            sleep=self.clock.sleep,
-            report=self.report,
+            run, backend=self.backend, ledger=self.ledger, sleep=self.clock.sleep, report=self.report
         )
 
     @contextmanager

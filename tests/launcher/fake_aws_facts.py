@@ -51,11 +51,7 @@ PLAN = TrainingPlan(
     starts_at=BLOCK.starts_at,
     ends_at=BLOCK.ends_at,
 )
-IN_BLOCK: dict[str, Any] = {
-    "purchase": "capacity-block",
-    "reservation": BLOCK.id,
-    "block_fee_usd": 1887.84,
-}
+IN_BLOCK: dict[str, Any] = {"purchase": "capacity-block", "reservation": BLOCK.id, "block_fee_usd": 1887.84}
 
 
 def subnets(

@@ -32,11 +32,7 @@ PLAIN = RunSummary(
     seed=0,
     status="completed",
     num_steps=200,
-    timing=Timing(
-        step_time_s=Interval(value=0.1),
-        num_retained_steps=190,
-        samples_per_step=64.0,
-    ),
+    timing=Timing(step_time_s=Interval(value=0.1), num_retained_steps=190, samples_per_step=64.0),
     environment=Environment(host_id="host-a", measured_on="2026-11-01"),
 )
 CATALOGUE = load_catalogue()

@@ -42,11 +42,7 @@ def training_job(recipe: str = "bf16", overrides: tuple[str, ...] = (), **change
 
 
 def training_plan_of(
-    *jobs: Job,
-    at: Site | None = None,
-    attempt: int = 1,
-    max_minutes: int = 120,
-    root: str | None = None,
+    *jobs: Job, at: Site | None = None, attempt: int = 1, max_minutes: int = 120, root: str | None = None
 ) -> Plan:
     """The plan of these jobs, by default one."""
     run_ids = [RUN_ID, *(f"20261121-09031{number}-k3f9" for number in range(3, 9))]

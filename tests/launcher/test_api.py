@@ -62,11 +62,7 @@ def test_compare_says_what_it_takes() -> None:
             "--tag team=vision --batch-size auto --nproc gpu -L amp=bf16,fp32 --hang-timeout 600 "
             "--subnet us-east-1a=subnet-1 --input x=s3://b/p -- python train.py --amp '{amp}'",
         ),
-        (
-            "submit",
-            {"local": True, "batch_size": 64},
-            "--local --batch-size 64",
-        ),
+        ("submit", {"local": True, "batch_size": 64}, "--local --batch-size 64"),
         (
             "sweep",
             {"local": True, "batch_sizes": [8, "auto"], "repeats": 2},
@@ -104,11 +100,7 @@ def test_text_means_what_the_option_means_and_numbers_what_they_are() -> None:
     ):
         with pytest.raises(UserError):
             arguments(wrong, function="submit")
-    numbers: tuple[Any, ...] = (
-        {"num_nodes": True},
-        {"max_minutes": "1:30"},
-        {"max_cost_usd": True},
-    )
+    numbers: tuple[Any, ...] = ({"num_nodes": True}, {"max_minutes": "1:30"}, {"max_cost_usd": True})
     for wrong in (*numbers, {"recipes": {"bf16": 1}}, {"instances": [5]}, {"security_groups": {"a": "b"}}):
         with pytest.raises(TypeError):
             arguments(wrong, function="submit")

@@ -22,10 +22,7 @@ from fastlaunch.core.settings import AccountRate, Settings
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.ledger import Ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.sight import (
-    managed_spot_price,
-    note_machines,
-)
+from fastlaunch.lifecycle.sight import managed_spot_price, note_machines
 
 TODAY = date(2026, 11, 21)
 START = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)

@@ -10,13 +10,7 @@ from moto_server import MotoServer
 
 from fastlaunch.aws.client import Aws
 from fastlaunch.aws.ec2 import MAX_FILTER_VALUES
-from fastlaunch.core.errors import (
-    BadConfiguration,
-    CloudRefused,
-    NoCapacity,
-    QuotaExceeded,
-    Unreachable,
-)
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NoCapacity, QuotaExceeded, Unreachable
 
 REGION = "us-east-1"
 

@@ -8,13 +8,7 @@ from sagemaker_builders import training_plan_of
 from stubbed_aws import StubbedAws
 
 from fastlaunch.aws.sagemaker import LOG_LINES, TrainingJob
-from fastlaunch.core.errors import (
-    BadConfiguration,
-    CloudRefused,
-    NotAuthorised,
-    QuotaExceeded,
-    Unreachable,
-)
+from fastlaunch.core.errors import BadConfiguration, CloudRefused, NotAuthorised, QuotaExceeded, Unreachable
 
 REGION = "us-east-1"
 REQUEST = training_plan_of().request
@@ -169,9 +163,7 @@ def test_only_jobs_with_our_tag_are_ours(stubbed_aws: StubbedAws) -> None:
     stub.add_response("list_training_jobs", page, {**asked, "NextToken": "more"})
     stub.add_response("list_tags", {"Tags": []}, {"ResourceArn": ARN.replace(NAME, "theirs-a1")})
     stub.add_response(
-        "list_training_jobs",
-        {"TrainingJobSummaries": []},
-        {"StatusEquals": "Stopping", "MaxResults": 100},
+        "list_training_jobs", {"TrainingJobSummaries": []}, {"StatusEquals": "Stopping", "MaxResults": 100}
     )
     (job,) = stubbed_aws.aws.live_training_jobs(REGION)
     assert (job.name, job.tags) == (NAME, {"fastlaunch:run": NAME[:-3], "fastlaunch:attempt": "1"})

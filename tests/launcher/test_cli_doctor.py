@@ -182,11 +182,7 @@ def test_an_empty_config_ends_with_2(
     ],
 )
 def test_what_does_not_exist_ends_with_3(
-    account: MotoServer,
-    isolated: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    wrong: dict[str, Any],
+    account: MotoServer, isolated: Path, capsys: pytest.CaptureFixture[str], name: str, wrong: dict[str, Any]
 ) -> None:
     named = {"bucket": "runs-us-east-1", "instance_profile": "fastlaunch-node"}
     configure(isolated, **{**named, "scheduler_role": ROLE, **wrong})

@@ -346,10 +346,7 @@ def test_what_may_not_be_looked_at_hides_nothing_else(
     aws_server.refuse("ListTrainingJobs", "AccessDeniedException")
     aws_server.refuse("ListSchedules", "AccessDeniedException", status=403)
     report = reaped(capsys, "--yes", code=3)
-    assert [each["what"] for each in report["refused_regions"]] == [
-        "training jobs",
-        "schedules",
-    ]
+    assert [each["what"] for each in report["refused_regions"]] == ["training jobs", "schedules"]
     assert states(aws_server) == {old: "shutting-down"}
     # Two refusals, and what to do about them once.
     assert cloud("reap", "--dry-run") == 3

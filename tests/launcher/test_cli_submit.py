@@ -93,11 +93,7 @@ def test_dry_run_as_json_is_a_plan_or_a_list_of_them(capsys: pytest.CaptureFixtu
         (["--set", "optimizer=sgd"], "type: fastlaunch submit --set optimizer=sgd --local"),
         *(
             (["--local", *option], f"{option[0]} is for AWS")
-            for option in (
-                ("--detach",),
-                ("--max-cost", "5"),
-                ("--requirements", "r.txt"),
-            )
+            for option in (("--detach",), ("--max-cost", "5"), ("--requirements", "r.txt"))
         ),
     ],
 )
@@ -140,14 +136,7 @@ def test_failed_run_exits_1_with_its_reason(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_stops_the_run_keeps_its_records_and_starts_no_other(number: signal.Signals) -> None:
     argv = ["submit", "--local", "--steps", "100000", "--repeats", "3"]
     with launcher(*argv, FAKE_STEP_S="0.01") as process:

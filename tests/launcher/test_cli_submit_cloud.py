@@ -360,10 +360,7 @@ def test_jobs_in_a_block_are_expected_to_cost_the_part_that_they_use(
         (["--instance", "ml.p5.48xlarge", "--subnet", "us-east-1a=x"], "--subnet is for EC2"),
         (["--role", "arn:aws:iam::1:role/x"], "--role is for SageMaker"),
         (["--placement-group", "us-east-1a=x"], "is for several nodes"),
-        (
-            ["--purchase", "capacity-block", "--placement-group", "us-east-1a=x"],
-            "take no placement group",
-        ),
+        (["--purchase", "capacity-block", "--placement-group", "us-east-1a=x"], "take no placement group"),
         (["--recipe", "te-fp8-block", "--base-image", "2.8", "--instance", "p6-b200.48xlarge"], "2.13.0"),
         (["--recipe", "te-fp8", "--batch-size", "250"], "give --batch-size 256"),
         (["--recipe", "bf16-fused", "--batch-size", "250"], "give --batch-size 256"),

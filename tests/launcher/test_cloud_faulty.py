@@ -123,11 +123,7 @@ def test_a_run_that_a_fault_broke_is_no_failure_and_goes_on(world: World) -> Non
             node.train(how=lambda run_id: REST)
             return
         broken, hit = node.run_ids()
-        failed = {
-            **HALF,
-            "status": "failed",
-            "message": "CUDA error: unspecified launch failure",
-        }
+        failed = {**HALF, "status": "failed", "message": "CUDA error: unspecified launch failure"}
         node.train(
             upto=2,
             how=lambda run_id: (

@@ -19,13 +19,7 @@ from fastlaunch.core.errors import BadConfiguration, Unreachable
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.ledger.attempt_cost import attempt_cost
 from fastlaunch.ledger.ledger import Run
-from fastlaunch.lifecycle.orphans import (
-    end,
-    end_now,
-    judge_job,
-    known_attempts,
-    take_inventory,
-)
+from fastlaunch.lifecycle.orphans import end, end_now, judge_job, known_attempts, take_inventory
 from fastlaunch.lifecycle.sight import alarm
 
 TEAM = Queue(name="team")

@@ -247,10 +247,7 @@ def test_a_variable_that_only_sounds_like_a_secret_is_given() -> None:
 
 def test_data_and_models_may_be_inputs() -> None:
     terms = {"inputs": ("d=s3://acme-data/acl", "m=s3://acme-models/gpt2/")}
-    assert given_inputs(Options(**terms)) == {
-        "d": "s3://acme-data/acl/",
-        "m": "s3://acme-models/gpt2/",
-    }
+    assert given_inputs(Options(**terms)) == {"d": "s3://acme-data/acl/", "m": "s3://acme-models/gpt2/"}
     at = {"data": "folder:/opt/ml/input/data/d/train"}
     assert [job.inputs.data for job in jobs(build(terms, **at))] == [at["data"]]
     build({**OWN, **terms}, **{**REVIEWS, **at, "model": "/opt/ml/input/data/m"})

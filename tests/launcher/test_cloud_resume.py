@@ -25,14 +25,7 @@ from fastlaunch.ledger.ledger import Ledger, Run
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.finish import finish_attempt
 from fastlaunch.lifecycle.launcher import Submission
-from fastlaunch.lifecycle.resume import (
-    Resumable,
-    idle_end,
-    jobs_of,
-    left_runs,
-    resumable,
-    slow_checkpoint,
-)
+from fastlaunch.lifecycle.resume import Resumable, idle_end, jobs_of, left_runs, resumable, slow_checkpoint
 from fastlaunch.lifecycle.sight import look
 from fastlaunch.lifecycle.world import World as RealWorld
 
@@ -439,12 +432,7 @@ def test_the_longest_checkpoint_of_the_same_training_is_reported(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"purchase": "on-demand"},
-        {"recipe": "te-fp8"},
-        {"recipe": "fp32"},
-        {"workload": "vit-tiny"},
-    ],
+    [{"purchase": "on-demand"}, {"recipe": "te-fp8"}, {"recipe": "fp32"}, {"workload": "vit-tiny"}],
     ids=["on demand", "not above a minute", "never measured", "no checkpoint measured"],
 )
 def test_otherwise_there_is_no_warning(measured: Ledger, changes: dict[str, str]) -> None:

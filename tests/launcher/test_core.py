@@ -28,11 +28,7 @@ from fastlaunch.core.units import parse_bytes, parse_count, parse_duration_s
 
 
 def test_exit_codes() -> None:
-    raised = [
-        UserError("no"),
-        BadFile("a.csv", "empty"),
-        CloudRefused("no capacity"),
-    ]
+    raised = [UserError("no"), BadFile("a.csv", "empty"), CloudRefused("no capacity")]
     assert [error.exit_code for error in raised] == [2, 2, 3]
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
     assert sorted(codes) == [0, 1, 2, 3, 70, 130]
@@ -92,10 +88,7 @@ NOT_COUNTS = (
 NOT_DURATIONS = ("", "90", "h", "-1h", "1h30", "1w", "1h-30m", "1h,30m", "1:30", "1,5h", "1e99s")
 
 
-@pytest.mark.parametrize(
-    ("parse", "texts"),
-    [(parse_count, NOT_COUNTS), (parse_duration_s, NOT_DURATIONS)],
-)
+@pytest.mark.parametrize(("parse", "texts"), [(parse_count, NOT_COUNTS), (parse_duration_s, NOT_DURATIONS)])
 def test_what_is_no_quantity_is_refused(parse: Callable[[str], object], texts: tuple[str, ...]) -> None:
     for text in texts:
         with pytest.raises(UserError):

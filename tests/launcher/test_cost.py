@@ -9,22 +9,9 @@ import pytest
 from fake_summaries import price_of
 
 from fastlaunch.analysis.account import Account, Repeated, account_of_run
-from fastlaunch.analysis.cost import (
-    ASSUMED,
-    Assumptions,
-    Cost,
-    Purchase,
-    Training,
-    cost_of,
-)
+from fastlaunch.analysis.cost import ASSUMED, Assumptions, Cost, Purchase, Training, cost_of
 from fastlaunch.analysis.rate import Evidence, Rate
-from fastlaunch.analysis.spot import (
-    SpotJob,
-    SpotMarket,
-    expected_spot,
-    market_of_rates,
-    young_interval_s,
-)
+from fastlaunch.analysis.spot import SpotJob, SpotMarket, expected_spot, market_of_rates, young_interval_s
 from fastlaunch.catalog.prices import VolumePrice
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.published import shipped_summaries
@@ -45,9 +32,7 @@ BLOCK = Purchase(price=replace(DOLLAR, purchase="capacity-block"))
 TRAINING = Training(
     samples=Interval(value=100_000),
     rate=Rate(
-        samples_per_s=Interval(value=100, low=80, high=100_000 / 900),
-        evidence=Evidence.PREDICTED,
-        num_rows=3,
+        samples_per_s=Interval(value=100, low=80, high=100_000 / 900), evidence=Evidence.PREDICTED, num_rows=3
     ),
 )
 
@@ -101,7 +86,7 @@ def test_what_was_measured_counts_before_what_is_assumed_and_what_is_given_befor
     }
     assert seconds(cost) == expected
     assert {part.name for part in cost.parts if part.seconds and part.evidence == "assumed"} == {
-        *("waiting", "pull", "build"),
+        *("waiting", "pull", "build")
     }
     assert cost.hours.value == pytest.approx(sum(expected.values()) / 3600)
     # Waiting is not billed.

@@ -12,13 +12,7 @@ import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlaunch.analysis.differences import (
-    MACHINE,
-    ROW_ON_HOST,
-    Differences,
-    RunTime,
-    rounds_to_settle,
-)
+from fastlaunch.analysis.differences import MACHINE, ROW_ON_HOST, Differences, RunTime, rounds_to_settle
 from fastlaunch.analysis.statistics import Contrast, Difference, OnHosts, Variance
 
 

@@ -115,8 +115,7 @@ def test_a_wrong_id_does_not_hide_the_machine_of_the_token(backend: Ec2Backend, 
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"token": None}, {"token": "another"}, {"tags": {}}, {"tags": {"fastlaunch:run": RUN_ID}}],
+    "changes", [{"token": None}, {"token": "another"}, {"tags": {}}, {"tags": {"fastlaunch:run": RUN_ID}}]
 )
 def test_what_only_looks_like_the_attempts_machine_is_not_found(
     backend: Ec2Backend, aws: FakeAws, changes: dict[str, Any]

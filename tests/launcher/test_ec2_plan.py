@@ -103,13 +103,7 @@ def golden_plans(render: Callable[[Bootstrap], str]) -> dict[str, Plan]:
             at=site(code=None, image=gov, role="arn:aws:iam::1:instance-profile/x"),
         ),
         "ec2-script": plan(*map(script_job, SCRIPTS), at=site(**NEEDS)),
-        "ec2-account-with-rules": plan(
-            at=site(
-                tags=TAGS,
-                volume_kms_key=KEY,
-                secrets={"HF_TOKEN": SECRET},
-            )
-        ),
+        "ec2-account-with-rules": plan(at=site(tags=TAGS, volume_kms_key=KEY, secrets={"HF_TOKEN": SECRET})),
     }
 
 

@@ -107,7 +107,7 @@ def test_without_a_gpu_the_small_workloads_stand_in_and_it_is_said() -> None:
 def test_what_a_machine_cannot_run_is_left_out_and_said() -> None:
     found = here("fp8", replace(ONE_H200, modules=frozenset({"torch", "timm"})))
     assert [(job.workload, job.recipe.label, job.batch_size) for job in found.at()] == [
-        *(("vit-huge", "bf16", 64), ("vit-huge", "bf16-fused", 128), ("vit-huge", "fp8-fused", 128)),
+        *(("vit-huge", "bf16", 64), ("vit-huge", "bf16-fused", 128), ("vit-huge", "fp8-fused", 128))
     ]
     assert "pip install 'fastlaunch[te]'" in found.differences[0][1]
     assert len(found.differences) == len(EXPERIMENTS["fp8"].variants) - 3

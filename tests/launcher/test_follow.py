@@ -20,14 +20,7 @@ from fastlaunch.aws.types import StoredObject
 from fastlaunch.core.errors import Unreachable
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import plain_output, report_line
-from fastlaunch.lifecycle.display import (
-    PlainLines,
-    Progress,
-    ProgressBar,
-    RecordTail,
-    describe,
-    make_display,
-)
+from fastlaunch.lifecycle.display import PlainLines, Progress, ProgressBar, RecordTail, describe, make_display
 from fastlaunch.lifecycle.follow import fetch_output
 from fastlaunch.lifecycle.world import World
 from fastlaunch_train.records.records import BUILD_CHECKS, BUILD_MODEL, BUILD_STEPS

@@ -155,10 +155,7 @@ def test_another_budget_takes_the_place_of_the_old_one() -> None:
 @pytest.mark.parametrize(
     ("text", "obstacle"),
     [
-        (
-            f"max_cost: 25\naws:\n  {REGION}:\n    bucket: another\n",
-            "other values for us-east-1, or none",
-        ),
+        (f"max_cost: 25\naws:\n  {REGION}:\n    bucket: another\n", "other values for us-east-1, or none"),
         ("max_cost: 25\naws: {eu-west-1: {bucket: b}}\n", "leaves no room"),
         ("---\nmax_cost: 25\naws: {eu-west-1: {bucket: b}}\n...\n", "leaves no room"),
     ],

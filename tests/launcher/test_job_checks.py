@@ -259,8 +259,7 @@ def test_spot_above_the_limit_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("digest", "result"),
-    [("sha256:0", Result.OK), (None, Result.FAILED), (denied("it"), Result.NOT_CHECKED)],
+    ("digest", "result"), [("sha256:0", Result.OK), (None, Result.FAILED), (denied("it"), Result.NOT_CHECKED)]
 )
 def test_an_image_of_ones_own_is_looked_up_as_far_as_that_is_allowed(digest: Any, result: Result) -> None:
     assert check("container image", FakeAws(image_digest=digest), image=IMAGE).result is result

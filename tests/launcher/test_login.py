@@ -61,10 +61,7 @@ def name_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     ],
 )
 def test_what_is_wrong_with_a_login_is_told_and_no_bug(
-    name_profile: Callable[[str], None],
-    profile: str,
-    kind: type[CloudRefused],
-    words: str,
+    name_profile: Callable[[str], None], profile: str, kind: type[CloudRefused], words: str
 ) -> None:
     name_profile(profile)
     with pytest.raises(CloudRefused) as raised:

@@ -142,9 +142,7 @@ def test_limits_say_nothing_from_ten_times_each_way(
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"),
-    [(Ending.STOPPED, 1), (Ending.NOT_NEEDED, 0)],
-    ids=["cancelled", "settled without it"],
+    ("ending", "code"), [(Ending.STOPPED, 1), (Ending.NOT_NEEDED, 0)], ids=["cancelled", "settled without it"]
 )
 def test_a_row_that_measured_nothing_fails(
     ending: Ending, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -96,12 +96,7 @@ def test_the_largest_batch_fits_all_recipes_or_each_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("options", "num_caveats"),
-    [
-        ({}, 0),
-        ({"steps": 19}, 1),
-        ({"steps": 19, "repeats": 3}, 1),
-        ({"steps": 20}, 0),
-    ],
+    [({}, 0), ({"steps": 19}, 1), ({"steps": 19, "repeats": 3}, 1), ({"steps": 20}, 0)],
 )
 def test_too_few_steps_for_a_step_time_are_told(options: dict[str, int], num_caveats: int) -> None:
     caveats = jobs(recipes=("fp32",), **options).caveats

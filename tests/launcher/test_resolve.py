@@ -34,14 +34,7 @@ from fastlaunch.jobs.code_bundle import Bundle
 from fastlaunch.jobs.options import Options
 from fastlaunch.placement.check import nowhere
 from fastlaunch.placement.lookup import Lookup, candidates
-from fastlaunch.placement.resolve import (
-    Placement,
-    check_plan,
-    checked_sites,
-    fitted,
-    plan_at,
-    resolve,
-)
+from fastlaunch.placement.resolve import Placement, check_plan, checked_sites, fitted, plan_at, resolve
 
 NO_SUBNETS = usual(subnets={})
 #: Machines with several network interfaces have no other way out.
@@ -473,10 +466,7 @@ def test_offline_a_block_is_dear_and_never_free() -> None:
     assert (found.usd_per_hour, found.block.fee_usd) == (pytest.approx(39.3333333), 944.0)
     assert "block-end" in found.placeholders and found.zone == "us-east-1a"
     plan = plan_at(
-        {"<run-id>": request(**block).at(found.instance, found.region)[0]},
-        found,
-        attempt=1,
-        max_minutes=120,
+        {"<run-id>": request(**block).at(found.instance, found.region)[0]}, found, attempt=1, max_minutes=120
     )
     assert plan.sunk_usd == 944.0 and plan.max_cost_usd == pytest.approx(85.222222 + 130 / 60 * 31 / 672)
     assert "block-end" in plan.placeholders

@@ -163,10 +163,7 @@ def test_a_handle_that_comes_late_does_not_bring_an_attempt_back(ledger: Ledger)
     ledger.set_handle(attempt, {"instance_id": "i-1"})
     ledger.explain_attempt(attempt, "something else")
     found = ledger.attempt(attempt)
-    assert (found.state, found.handle) == (
-        RunState.CANCELLED,
-        {"instance_id": "i-1", "run_ids": ["run-a"]},
-    )
+    assert (found.state, found.handle) == (RunState.CANCELLED, {"instance_id": "i-1", "run_ids": ["run-a"]})
     assert found.reason == "fastlaunch cancel"
     assert ledger.unfinished_attempts("ec2") == []
 

@@ -70,8 +70,7 @@ def golden_plans() -> dict[str, Plan]:
         "sagemaker-account-with-rules": plan(at=site(**RULES)),
         # A Python script on several nodes is torchrun's.
         "sagemaker-script": plan(
-            script_job(replace(SCRIPTS[0], nproc=8), "sagemaker", num_nodes=2),
-            at=site(**NEEDS),
+            script_job(replace(SCRIPTS[0], nproc=8), "sagemaker", num_nodes=2), at=site(**NEEDS)
         ),
         "sagemaker-third-attempt": plan(
             of("p5.48xlarge", **SPOT), attempt=3, max_minutes=47, root="20261121-085959-root"

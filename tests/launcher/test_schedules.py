@@ -11,14 +11,7 @@ from fastlaunch.aws.client import Aws
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.ledger.rows import Attempt
-from fastlaunch.lifecycle.schedules import (
-    arm,
-    deadline,
-    disarm,
-    names,
-    schedule_request,
-    schedule_token,
-)
+from fastlaunch.lifecycle.schedules import arm, deadline, disarm, names, schedule_request, schedule_token
 
 if TYPE_CHECKING:
     from moto_server import MotoServer

@@ -495,15 +495,10 @@ def test_what_is_not_a_shared_run_is_left_out_and_the_others_come(
 
 
 @pytest.mark.parametrize(
-    ("module", "limit", "value"),
-    [(sharing, "MAX_PACKED_BYTES", 100), (importer, "MAX_UNPACKED_BYTES", 1000)],
+    ("module", "limit", "value"), [(sharing, "MAX_PACKED_BYTES", 100), (importer, "MAX_UNPACKED_BYTES", 1000)]
 )
 def test_a_run_that_is_too_large_is_left_out(
-    team: Team,
-    monkeypatch: pytest.MonkeyPatch,
-    module: object,
-    limit: str,
-    value: int,
+    team: Team, monkeypatch: pytest.MonkeyPatch, module: object, limit: str, value: int
 ) -> None:
     ann, bob = team.ann, team.bob
     ann.made()

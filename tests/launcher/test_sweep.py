@@ -126,10 +126,7 @@ def part(
         made = specs(*recipes, instance=name, options=options or Options(repeats=2), **changes)
         at = site(name, zone="us-east-1a", subnets=("subnet-a",))
         return Submission(
-            jobs_at=lambda _: made,
-            placements=(at,),
-            options=Options(account_timer=False),
-            verdicts=verdicts,
+            jobs_at=lambda _: made, placements=(at,), options=Options(account_timer=False), verdicts=verdicts
         )
 
     return Part(name=name, ceiling_usd=ceiling_usd, submission=submission)

@@ -81,8 +81,7 @@ def part(start: str, end: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "ended_after"),
-    [("", 60), ("booted", 1_212), ("booted, and the agent gone", 0)],
+    ("given", "ended_after"), [("", 60), ("booted", 1_212), ("booted, and the agent gone", 0)]
 )
 def test_the_watchdog_ends_what_does_not_boot_is_gone_or_takes_too_long(
     given: str, ended_after: int, tmp_path: Path

@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 from attempt_builders import attempt_with, run_with
 
-from fastlaunch.cli.watch import (
-    printed_lines,
-    problem_lines,
-    screen_lines,
-    table_lines,
-)
+from fastlaunch.cli.watch import printed_lines, problem_lines, screen_lines, table_lines
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.settings import load_settings
 from fastlaunch.ledger.rows import Run

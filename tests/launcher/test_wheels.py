@@ -9,14 +9,7 @@ import pytest
 from wheel_builder import make_wheel
 
 from fastlaunch.core.errors import BadFile, UnknownName, UserError
-from fastlaunch.jobs.code_bundle import (
-    Pin,
-    cached_wheel,
-    fetch_wheels,
-    read_pins,
-    unpack_wheel,
-    wanted_pins,
-)
+from fastlaunch.jobs.code_bundle import Pin, cached_wheel, fetch_wheels, read_pins, unpack_wheel, wanted_pins
 from fastlaunch.jobs.image_build import context_without_wheels, packages_of, read_extras, with_extras
 from fastlaunch.jobs.variants import IN_BASE_IMAGES
 

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastlaunch.core.errors import BadFile, UserError
-from fastlaunch.jobs.working_directory import (
-    MAX_BYTES,
-    WorkingDirectory,
-    commit_of,
-    shown,
-    working_directory,
-)
+from fastlaunch.jobs.working_directory import MAX_BYTES, WorkingDirectory, commit_of, shown, working_directory
 
 
 @pytest.fixture

@@ -237,12 +237,7 @@ def main() -> None:
     sizes, batch_size, label = sys.argv[1:]
     name, *overrides = label.split(",")
     process = start_process()
-    errors, checks = measure(
-        resolve_recipe(name, overrides),
-        process,
-        SIZES[sizes],
-        int(batch_size),
-    )
+    errors, checks = measure(resolve_recipe(name, overrides), process, SIZES[sizes], int(batch_size))
     told = {"errors": dataclasses.asdict(errors), "checks": [dataclasses.asdict(check) for check in checks]}
     print(f"\n{json.dumps(told)}", flush=True)
     stop_process()

@@ -9,19 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from entrypoint import arguments, ended, record
-from equivalence import (
-    TINY,
-    WIDE,
-    Errors,
-    alone,
-    exactly,
-    gelu_error,
-    images,
-    judge,
-    limits,
-    measure,
-    vit,
-)
+from equivalence import TINY, WIDE, Errors, alone, exactly, gelu_error, images, judge, limits, measure, vit
 from toy import ALONE, CPU
 
 from fastlaunch_train.checks.equivalence import relative_error

@@ -472,7 +472,5 @@ def test_what_does_not_go_together_is_refused(recipe: str, overrides: tuple[str,
 def test_widths_that_the_kernels_take() -> None:
     recipe = resolve_recipe("fp8-fused")
     taken = {width for width in range(64, 4097, 64) if width_problem(recipe, width) is None}
-    assert taken == {
-        *(256, 512, 768, 1024, 1280, 1536, 2048, 2304, 2560, 3072, 4096),
-    }
+    assert taken == {*(256, 512, 768, 1024, 1280, 1536, 2048, 2304, 2560, 3072, 4096)}
     assert width_problem(resolve_recipe("te-fp8"), 1792) is None

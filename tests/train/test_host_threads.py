@@ -32,12 +32,7 @@ def test_a_cpu_trains_on_all_and_the_users_word_counts() -> None:
 
 @pytest.mark.parametrize(
     ("cores", "environ", "num_workers"),
-    [
-        (2, {}, 2),
-        (192, {}, 12),
-        (64, {"LOCAL_WORLD_SIZE": "8"}, 8),
-        (2, {"LOCAL_WORLD_SIZE": "8"}, 1),
-    ],
+    [(2, {}, 2), (192, {}, 12), (64, {"LOCAL_WORLD_SIZE": "8"}, 8), (2, {"LOCAL_WORLD_SIZE": "8"}, 1)],
 )
 def test_a_rank_loads_with_its_share_of_the_cores(
     cores: int, environ: dict[str, str], num_workers: int, monkeypatch: pytest.MonkeyPatch

@@ -438,9 +438,7 @@ def test_a_job_of_ones_own_records_into_the_output_and_again_as_another_attempt(
     path = script(tmp_path, f"{LOADER}\n    for batch in fl.steps(loader): pass\n    sys.exit(3)")
     for _ in range(2):
         subprocess.run(
-            [sys.executable, str(path)],
-            env=environment(FASTLAUNCH_OUTPUT=str(tmp_path / "out")),
-            check=False,
+            [sys.executable, str(path)], env=environment(FASTLAUNCH_OUTPUT=str(tmp_path / "out")), check=False
         )
     first, second = sorted((tmp_path / "out").iterdir())
     assert read_record(first).header["run_id"] == "out"

@@ -178,11 +178,7 @@ STOPPED, LEFT, RAISED = (
     ],
 )
 def test_a_rank_that_was_asked_to_stop_says_nothing_of_why_the_command_failed(
-    tmp_path: Path,
-    said: list[tuple[str, str | None] | None],
-    first: dict[int, int],
-    status: str,
-    reason: str,
+    tmp_path: Path, said: list[tuple[str, str | None] | None], first: dict[int, int], status: str, reason: str
 ) -> None:
     own = header(settings(tmp_path, world_size=2), None, attempt=1)
     for rank, words in enumerate(said):

@@ -147,9 +147,7 @@ def torchrun(*argv: str, before: str = "", **env: str) -> subprocess.Popen[str]:
 @pytest.mark.timeout(180)
 def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path) -> None:
     argv = arguments(
-        tmp_path,
-        *("--steps", "100000", "--checkpoint-every", "100000"),
-        workload=f"{TINY}:slow_checkpoint",
+        tmp_path, *("--steps", "100000", "--checkpoint-every", "100000"), workload=f"{TINY}:slow_checkpoint"
     )
     process = torchrun(
         *("--nproc-per-node=2", "-m", "fastlaunch_train", *argv),

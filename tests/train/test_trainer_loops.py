@@ -120,10 +120,7 @@ def test_a_trainer_compiles_before_its_first_step(tmp_path: Path, loop: str) -> 
     settings = ("compile_mode=default", "compile_backend=aot_eager", "compile_scope=model", f"loop={loop}")
     more = [word for setting in settings for word in ("--set", setting)]
     found = trained(
-        tmp_path,
-        *("--steps", "12", "--eval-every", "5", *more),
-        workload=f"{TINY}:compiled",
-        recipe="bf16",
+        tmp_path, *("--steps", "12", "--eval-every", "5", *more), workload=f"{TINY}:compiled", recipe="bf16"
     )
     assert [phase.name for phase in found.phases].count("compile") == 2, "training, and evaluation"
     compiles = [block.num_compiles for block in found.blocks]
@@ -199,9 +196,7 @@ def test_what_a_trainer_cannot_do_is_refused(
 def test_the_loss_of_a_step_is_the_mean_of_its_micro_batches() -> None:
     recorded: list[float] = []
     training = SimpleNamespace(
-        recipe=resolve_recipe("fp32"),
-        workload=SimpleNamespace(loss=lambda model, batch: batch),
-        last_step=9,
+        recipe=resolve_recipe("fp32"), workload=SimpleNamespace(loss=lambda model, batch: batch), last_step=9
     )
     loop: Any = SimpleNamespace(
         training=training, last_done=0, after_step=lambda loss: recorded.append(float(loss))

@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.compare import Comparison, Row
 from fastlaunch.analysis.convergence import at_end
-from fastlaunch.analysis.memory import (
-    USABLE_MEMORY,
-    Memory,
-    memory_line,
-    peaks_by_batch,
-    what_lacks,
-)
+from fastlaunch.analysis.memory import USABLE_MEMORY, Memory, memory_line, peaks_by_batch, what_lacks
 from fastlaunch.analysis.pooling import STEP, data_of, samples_per_step
 from fastlaunch.analysis.pricing import accelerator_of
 from fastlaunch.analysis.rate import (

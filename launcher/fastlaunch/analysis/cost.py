@@ -723,9 +723,7 @@ def _on_spot(
         job = job_of(samples, s_per_sample)
         available = 1 / (1 + losses_per_hour * wait_s / SECONDS_PER_HOUR)
         then = replace(
-            market,
-            losses_per_hour=Interval(value=losses_per_hour),
-            available=Interval(value=available),
+            market, losses_per_hour=Interval(value=losses_per_hour), available=Interval(value=available)
         )
         fixed_s = [line.fixed_s for line in before]
         if deadline_s:

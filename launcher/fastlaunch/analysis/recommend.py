@@ -15,15 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlaunch.analysis.configurations import Configuration, LeftOut
-from fastlaunch.analysis.cost import (
-    SPOT,
-    Assumptions,
-    Cost,
-    Purchase,
-    Training,
-    cost_of,
-    training_of,
-)
+from fastlaunch.analysis.cost import SPOT, Assumptions, Cost, Purchase, Training, cost_of, training_of
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate

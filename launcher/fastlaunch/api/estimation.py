@@ -474,12 +474,7 @@ def _of_one_recipe(rows: "Sequence[Row]", workload: str) -> "list[Row]":
 
 
 def _samples(
-    context: World,
-    unit: str,
-    length: float | str,
-    known: "Known",
-    row: "Row",
-    query: "Query",
+    context: World, unit: str, length: float | str, known: "Known", row: "Row", query: "Query"
 ) -> "Interval":
     """Return the number of samples, with an interval for a target. Raises UserError if unknown."""
     from fastlaunch.analysis.rate import tokens_of_sample

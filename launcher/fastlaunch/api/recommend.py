@@ -368,10 +368,7 @@ def _candidates(known: "Known") -> _Candidates:
     factors = samples_to_train_as(reference, comparisons[origin]) if reference else {}
     reference = reference or baseline_of(comparisons[Origin.LEDGER].rows)
     return _Candidates(
-        rows=rows,
-        origin=origin,
-        reference=reference.setup if reference else None,
-        samples_factors=factors,
+        rows=rows, origin=origin, reference=reference.setup if reference else None, samples_factors=factors
     )
 
 

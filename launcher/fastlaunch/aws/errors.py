@@ -198,11 +198,7 @@ _WITHOUT_TOKEN = {
 
 #: Kind, hint and names of botocore's exceptions, or of their base classes.
 _EXCEPTIONS = _by_name(
-    (
-        NotAuthorised,
-        _LOG_IN,
-        "NoCredentialsError TokenRetrievalError NoAuthTokenError SSOError LoginError",
-    ),
+    (NotAuthorised, _LOG_IN, "NoCredentialsError TokenRetrievalError NoAuthTokenError SSOError LoginError"),
     (NotAuthorised, _CHAIN, "PartialCredentialsError CredentialRetrievalError MetadataRetrievalError"),
     (NotAuthorised, _SECOND_FACTOR, "RefreshWithMFAUnsupportedError"),
     (

@@ -18,13 +18,7 @@ from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, 
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
 from fastlaunch.jobs.job import Job, node_arguments, run_environment
-from fastlaunch_train.node.protocol import (
-    NodeProgram,
-    NodeRun,
-    agent_name,
-    input_environment,
-    run_list_name,
-)
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun, agent_name, input_environment, run_list_name
 
 if TYPE_CHECKING:
     from fastlaunch.aws.client import Aws

@@ -54,7 +54,7 @@ _NUM_LINES = 40
         ("what would be done", "fastlaunch build --with transformers --dry-run"),
         ("build and push an image for language models", "fastlaunch build --with transformers --push"),
         ("for SageMaker", "fastlaunch build --flavour sagemaker --push"),
-    ),
+    )
 )
 @click.option("--base", metavar="TAG", help="Start from this image of AWS's.  [default: the newest]")
 @click.option("--push", is_flag=True, help="Upload it to ECR, and create the repository if there is none.")
@@ -73,9 +73,7 @@ _NUM_LINES = 40
     help="Add what AWS's images lack: transformers, lightning, torchao, peft or liger_kernel; repeatable.",
 )
 @click.option(
-    "--ort",
-    is_flag=True,
-    help="Build an image for ORTModule instead, with the old versions that it needs.",
+    "--ort", is_flag=True, help="Build an image for ORTModule instead, with the old versions that it needs."
 )
 @click.option(
     "--region", metavar="REGION", help="Use the registries of this region.  [default: the config's]"
@@ -238,13 +236,7 @@ def _commands(
 
 
 def _carry_out(
-    context: World,
-    build: ImageBuild,
-    name: str,
-    region: str,
-    *,
-    by_buildx: bool,
-    push_to: str | None = None,
+    context: World, build: ImageBuild, name: str, region: str, *, by_buildx: bool, push_to: str | None = None
 ) -> None:
     """Log in where needed, and build. push_to: a repository to push to, which is made if need be."""
     with tempfile.TemporaryDirectory(prefix="fastlaunch-build-") as folder:

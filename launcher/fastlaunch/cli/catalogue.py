@@ -9,12 +9,7 @@ from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.cli.options import examples, next_command, output_option
 from fastlaunch.cli.render import print_rows, print_text
 from fastlaunch.jobs.data_sources import MADE_UP
-from fastlaunch.jobs.variants import (
-    DEFAULT_STEPS,
-    experiment_named,
-    known_recipe,
-    known_workload,
-)
+from fastlaunch.jobs.variants import DEFAULT_STEPS, experiment_named, known_recipe, known_workload
 from fastlaunch_train.recipes.recipe import CHOICES, Recipe
 from fastlaunch_train.recipes.recipes import OVERRIDABLE, RECIPES, resolve_recipe
 from fastlaunch_train.workloads.registry import WORKLOADS, workload_info
@@ -60,7 +55,7 @@ _VARIANT_HEADERS = {
     epilog=examples(
         ("list them", "fastlaunch recipes"),
         ("every field of one, and what --set can change", "fastlaunch recipes te-fp8"),
-    ),
+    )
 )
 @click.argument("name", required=False)
 @output_option
@@ -93,7 +88,7 @@ def recipes(name: str | None, output: str) -> None:
     epilog=examples(
         ("list them", "fastlaunch workloads"),
         ("what is known of an image model of timm", "fastlaunch workloads timm:vit_base_patch16_224"),
-    ),
+    )
 )
 @click.argument("name", required=False)
 @output_option
@@ -124,9 +119,8 @@ def workloads(name: str | None, output: str) -> None:
 
 @click.command(
     epilog=examples(
-        ("list them", "fastlaunch experiments"),
-        ("the runs of one", "fastlaunch experiments fp8"),
-    ),
+        ("list them", "fastlaunch experiments"), ("the runs of one", "fastlaunch experiments fp8")
+    )
 )
 @click.argument("name", required=False)
 @output_option

@@ -33,7 +33,7 @@ _OTHER_MODEL = "† trains another model: Transformer Engine's defaults attend a
     epilog=examples(
         ("the answer and a summary", "fastlaunch demo"),
         ("every row, column and note", "fastlaunch demo --all"),
-    ),
+    )
 )
 @click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
 def demo(in_full: bool) -> None:

@@ -45,7 +45,7 @@ _MOST_NAMED = 6
         ),
         ("two nodes on SageMaker", "fastlaunch doctor --instance ml.p5.48xlarge --num-nodes 2"),
         ("what an account needs, as text", "fastlaunch doctor --setup"),
-    ),
+    )
 )
 @declared_options(
     "doctor",

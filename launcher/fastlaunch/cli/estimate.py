@@ -37,7 +37,7 @@ from fastlaunch.core.activity import activity
             "fastlaunch estimate --instance p5.48xlarge --samples 100M --purchase spot --assume boot=5min",
         ),
         ("the names that --assume takes", "fastlaunch estimate --assume help"),
-    ),
+    )
 )
 @click.option(
     "--workload",

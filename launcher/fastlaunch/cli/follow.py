@@ -45,7 +45,7 @@ _CHUNK_BYTES = 2**16
         ("what is under way, and what ended today", "fastlaunch status"),
         ("bring home what is not here of runs that ended", "fastlaunch status state=completed"),
         ("for a script", "fastlaunch status k3f9 --output json"),
-    ),
+    )
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @table_or_json_option
@@ -128,9 +128,8 @@ def states_text(runs: "Sequence[Run]") -> str:
 
 @click.command(
     epilog=examples(
-        ("of the last run, as it comes", "fastlaunch logs -f"),
-        ("of one run", "fastlaunch logs k3f9"),
-    ),
+        ("of the last run, as it comes", "fastlaunch logs -f"), ("of one run", "fastlaunch logs k3f9")
+    )
 )
 @click.argument("run", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow the run until it ends.")
@@ -170,9 +169,8 @@ def logs(run: str | None, follow: bool, raw: bool) -> None:
 
 @click.command(
     epilog=examples(
-        ("one run", "fastlaunch cancel k3f9"),
-        ("all that are running", "fastlaunch cancel state=running"),
-    ),
+        ("one run", "fastlaunch cancel k3f9"), ("all that are running", "fastlaunch cancel state=running")
+    )
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @yes_option

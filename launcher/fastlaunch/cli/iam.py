@@ -19,8 +19,8 @@ from fastlaunch.jobs.option_rules import check_folder, check_secret
         (
             "a template that makes all that jobs need",
             "fastlaunch iam print --cloudformation --region us-east-1",
-        ),
-    ),
+        )
+    )
 )
 def iam() -> None:
     """Show what an AWS account must allow. Nothing here asks AWS, or changes anything."""
@@ -95,11 +95,7 @@ def iam() -> None:
     "--only-vpc", "vpc", metavar="ID", help="Let machines and training jobs stand only in this VPC."
 )
 def print_(
-    name: str | None,
-    cloudformation: bool,
-    region: str | None,
-    zones: tuple[str, ...],
-    **given: Any,
+    name: str | None, cloudformation: bool, region: str | None, zones: tuple[str, ...], **given: Any
 ) -> None:
     """Print what an account must allow, as IAM's JSON: all policies by file name, or the one called NAME.
 

@@ -17,7 +17,7 @@ from fastlaunch.core.errors import EXIT_DONE
             "without a question",
             "fastlaunch init --region us-east-1 --bucket acme-training --max-cost 25 --yes",
         ),
-    ),
+    )
 )
 @click.option(
     "--region", metavar="R", help="Region in which jobs run.  [default: the config's, else the AWS login's]"

@@ -35,7 +35,7 @@ ADDED = ("predicted", "low", "high", "evidence", "refused")
             "from your own too",
             "fastlaunch predict --shipped-anchors --anchors mine.csv --queries queries.csv --output csv",
         ),
-    ),
+    )
 )
 @click.option(
     "--anchors", type=click.Path(path_type=Path), metavar="CSV", help="Predict from these measured runs."

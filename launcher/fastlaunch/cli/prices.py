@@ -213,9 +213,7 @@ def _print_table(rows: Sequence[Row], *, has_quotas: bool) -> None:
     columns: list[Column[Row]] = [
         Column("instance", itemgetter("instance")),
         Column(
-            "accelerators",
-            lambda row: f"{row['num_accelerators']}x {row['accelerator']}",
-            importance=SPARE,
+            "accelerators", lambda row: f"{row['num_accelerators']}x {row['accelerator']}", importance=SPARE
         ),
         Column("service", lambda row: f"{row['service']} {row['purchase']}" if is_mixed else row["service"]),
         Column("region", lambda row: row["zone"] or row["region"]),

@@ -35,7 +35,7 @@ _DONE: Mapping[Kind, str] = {"instance": "terminated", "job": "stopped", "schedu
         ("what is left, in every region; changes nothing", "fastlaunch reap --all-regions --dry-run"),
         ("end what is over its time", "fastlaunch reap"),
         ("end everything of yours now", "fastlaunch reap --mine --now --all-regions"),
-    ),
+    )
 )
 @click.option(
     "--region", "regions", multiple=True, metavar="REGION", help="Look in this region; may be repeated."

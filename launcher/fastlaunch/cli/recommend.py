@@ -52,13 +52,10 @@ def _hours(text: str) -> float:
             "fastlaunch recommend --workload vit-huge --samples 100M --emit sbatch --image URI",
         ),
         ("by measurements alone", "fastlaunch recommend --workload vit-huge --samples 100M --measured-only"),
-    ),
+    )
 )
 @click.option(
-    "--workload",
-    required=True,
-    metavar="NAME",
-    help="Train this workload, or script by its name in `runs`.",
+    "--workload", required=True, metavar="NAME", help="Train this workload, or script by its name in `runs`."
 )
 @click.option("--samples", type=POSITIVE_COUNT, metavar="N", help="Train on this many samples, such as 100M.")
 @click.option("--tokens", type=POSITIVE_COUNT, metavar="N", help="Instead of --samples: tokens.")

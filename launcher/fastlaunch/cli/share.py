@@ -51,9 +51,7 @@ _dry_run_option = click.option(
 @click.argument("selectors", nargs=-1, metavar="[s3://...] [RUN|FILTER]...")
 @_region_option
 @click.option(
-    "--with-words",
-    is_flag=True,
-    help="Send the words after -- too. They may hold secrets and private paths.",
+    "--with-words", is_flag=True, help="Send the words after -- too. They may hold secrets and private paths."
 )
 @_dry_run_option
 @table_or_json_option

@@ -178,7 +178,7 @@ def _plans_text(plans: Sequence[Plan], jobs: Sequence[Job]) -> str:
     epilog=examples(
         ("go on where it stopped", "fastlaunch resume k3f9"),
         ("on AWS, for at most $40, without following it", "fastlaunch resume k3f9 --max-cost 40 --detach"),
-    ),
+    )
 )
 @click.argument("run")
 @declared_options(

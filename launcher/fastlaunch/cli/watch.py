@@ -41,7 +41,7 @@ _TICK_S = 1.0
         ("all that is under way", "fastlaunch watch"),
         ("the runs of a sweep, asking AWS every minute", "fastlaunch watch --sweep NAME --interval 1min"),
         ("as a stream for a program", "fastlaunch watch --output json"),
-    ),
+    )
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--sweep", metavar="SWEEP", help="Watch the runs of this sweep.")

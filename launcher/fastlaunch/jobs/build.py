@@ -18,14 +18,7 @@ from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine
 from fastlaunch.jobs.option_rules import check_no_script, check_purchase
 from fastlaunch.jobs.options import ML, Options
-from fastlaunch.jobs.scripts import (
-    caveats_of,
-    num_ranks_of,
-    on_nodes,
-    script_spec,
-    scripts_here,
-    scripts_of,
-)
+from fastlaunch.jobs.scripts import caveats_of, num_ranks_of, on_nodes, script_spec, scripts_here, scripts_of
 from fastlaunch.jobs.variants import (
     DEFAULT_STEPS,
     capabilities_of,
@@ -242,11 +235,7 @@ def _in_containers(jobs: Sequence[Job], options: Options) -> tuple[Job, ...]:
     num_nodes = options.num_nodes
     return tuple(
         replace(
-            job,
-            num_nodes=num_nodes,
-            num_gpus=num_nodes * job.num_gpus,
-            image=options.image,
-            allow_tcp=True,
+            job, num_nodes=num_nodes, num_gpus=num_nodes * job.num_gpus, image=options.image, allow_tcp=True
         )
         for job in jobs
     )

@@ -212,9 +212,7 @@ class Options:
         is_usual=True,
     )
     workload: str | None = _train(
-        "--workload NAME",
-        "Train this workload; `fastlaunch workloads` lists them.",
-        is_usual=True,
+        "--workload NAME", "Train this workload; `fastlaunch workloads` lists them.", is_usual=True
     )
     workload_arguments: tuple[str, ...] = _train(
         "--set-workload KEY=VALUE",
@@ -248,8 +246,7 @@ class Options:
         is_usual=True,
     )
     epochs: int | None = _train(
-        "--epochs COUNT",
-        "Train for this many passes over the data instead of --steps.",
+        "--epochs COUNT", "Train for this many passes over the data instead of --steps."
     )
     repeats: int | None = _train(
         "--repeats COUNT",
@@ -275,32 +272,23 @@ class Options:
         commands=_SUBMIT,
         for_script=None,
     )
-    seed: int = _train(
-        "--seed COUNT",
-        "Seed the weights and the order of the data.  [default: 0]",
-        default=0,
-    )
+    seed: int = _train("--seed COUNT", "Seed the weights and the order of the data.  [default: 0]", default=0)
     data: str | None = _train(
         "--data SOURCE",
         "Read synthetic, loader, folder:PATH or file:PATH; a file here travels to AWS.  "
         "[default: synthetic, or the experiment's]",
     )
     model: str | None = _train(
-        "--model PATH|HUB_ID",
-        "Train this language model: a folder, or a name on the hub.",
+        "--model PATH|HUB_ID", "Train this language model: a folder, or a name on the hub."
     )
     tokenizer: str | None = _train(
-        "--tokenizer PATH|HUB_ID",
-        "Split text with this tokenizer.  [default: the model's, else bytes]",
+        "--tokenizer PATH|HUB_ID", "Split text with this tokenizer.  [default: the model's, else bytes]"
     )
     sequence_length: int | None = _train(
-        "--sequence-length TOKENS",
-        "Cut text into samples of this many tokens.",
+        "--sequence-length TOKENS", "Cut text into samples of this many tokens."
     )
     checkpoint_every: int = _train(
-        "--checkpoint-every COUNT",
-        "Save a checkpoint every so many steps.  [default: none]",
-        default=0,
+        "--checkpoint-every COUNT", "Save a checkpoint every so many steps.  [default: none]", default=0
     )
     eval_every: int | None = _train(
         "--eval-every COUNT",
@@ -510,12 +498,10 @@ class Options:
         elsewhere="give SageMaker's name of the type: --instance ml.p5.48xlarge",
     )
     priority: int | None = _queued(
-        "--priority N",
-        "In a queue: go before jobs of a lower priority, 0 to 9999.  [default: 0]",
+        "--priority N", "In a queue: go before jobs of a lower priority, 0 to 9999.  [default: 0]"
     )
     share: str | None = _queued(
-        "--share TEAM",
-        "In a queue that shares fairly: take capacity from this share.",
+        "--share TEAM", "In a queue that shares fairly: take capacity from this share."
     )
     retries: int | None = _queued(
         "--retries COUNT",

@@ -151,13 +151,7 @@ def _cost(attempt: Attempt, seconds: float, *, is_final: bool, is_bound: bool = 
         return Cost(usd=None, is_final=is_final, text=text, sunk_usd=billing.sunk_usd)
     usd = seconds / 3600 * billing.usd_per_hour * attempt.num_nodes
     is_limit = is_bound or (is_final and billing.source == "limit")
-    text = _text(
-        usd,
-        is_limit=is_limit,
-        is_over=is_final,
-        is_bound=is_bound,
-        sunk_usd=billing.sunk_usd,
-    )
+    text = _text(usd, is_limit=is_limit, is_over=is_final, is_bound=is_bound, sunk_usd=billing.sunk_usd)
     return Cost(usd=usd, is_final=is_final, text=text, is_limit=is_limit, sunk_usd=billing.sunk_usd)
 
 

@@ -25,13 +25,7 @@ from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable
 from fastlaunch.ledger.db import LedgerFile, reading
-from fastlaunch.ledger.ids import (
-    named_run,
-    new_run_id,
-    published_run_id,
-    shared_id,
-    where,
-)
+from fastlaunch.ledger.ids import named_run, new_run_id, published_run_id, shared_id, where
 from fastlaunch.ledger.rows import (
     Attempt,
     Event,
@@ -273,10 +267,7 @@ class Ledger:
         states = "'interrupted', 'failed', 'lost'" + (", 'cancelled'" if even_cancelled else "")
         with self.transaction():
             is_open = self._file.update(
-                *("runs", run_id, f"state IN ({states})"),
-                state=RunState.PLANNED,
-                ending=None,
-                reason=reason,
+                *("runs", run_id, f"state IN ({states})"), state=RunState.PLANNED, ending=None, reason=reason
             )
             if is_open:
                 self._add_event(run_id, RunState.PLANNED, reason)
@@ -390,12 +381,7 @@ class Ledger:
             self._file.update("attempts", attempt_id, "ended_at IS NULL", state=RunState.RUNNING)
 
     def set_machine(
-        self,
-        attempt_id: int,
-        *,
-        zone: str | None,
-        launched_at: datetime,
-        usd_per_hour: float | None = None,
+        self, attempt_id: int, *, zone: str | None, launched_at: datetime, usd_per_hour: float | None = None
     ) -> None:
         """Store which machine the attempt got, since when, and what an hour costs if that is known now."""
         columns: dict[str, Any] = {"zone": zone, "launched_at": _iso(launched_at)}

@@ -104,10 +104,7 @@ def plan_text(dry_run: DryRun) -> str:
     """Return what would be done at the first site, what it costs, what ends it and what is missing."""
     (plan,), placement = dry_run.plans, dry_run.placement
     topics = _topics_of(
-        placement,
-        dry_run.expected,
-        old_prices=dry_run.old_prices,
-        lacks_scheduler=dry_run.lacks_scheduler,
+        placement, dry_run.expected, old_prices=dry_run.old_prices, lacks_scheduler=dry_run.lacks_scheduler
     )
     user_data = ", and `--show user-data` its script" if _USER_DATA in plan.request else ""
     request = f"{plan.operation} in {plan.region}: `--show request` prints all of it{user_data}."
@@ -394,12 +391,7 @@ def expected_json(expected: "Expected | str") -> dict[str, Any]:
         "assumed_s": dict(expected.assumed_s),
         "bytes_per_token": expected.bytes_per_token and vars(expected.bytes_per_token),
         "jobs": [
-            {
-                "job": job.name,
-                "runs": job.num_runs,
-                "step_time_s": job.step_time_s,
-                **rate_to_json(job.rate),
-            }
+            {"job": job.name, "runs": job.num_runs, "step_time_s": job.step_time_s, **rate_to_json(job.rate)}
             for job in expected.jobs
         ],
     }

@@ -403,11 +403,7 @@ def expected(
     if beside_assumed(hours, sum(assumed_s.values()) / SECONDS_PER_HOUR).high is None:
         hours, usd = Interval(value=hours.value), Interval(value=usd.value)
     return Expected(
-        hours=hours,
-        usd=usd,
-        assumed_s=dict(assumed_s),
-        jobs=tuple(named),
-        bytes_per_token=bytes_per_token,
+        hours=hours, usd=usd, assumed_s=dict(assumed_s), jobs=tuple(named), bytes_per_token=bytes_per_token
     )
 
 

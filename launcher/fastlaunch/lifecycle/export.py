@@ -162,10 +162,7 @@ def _by_run(paths: Iterable[Path], runs: Sequence[Run]) -> dict[str, list[Path]]
 
 def compress(file: Path, folder: Path) -> None:
     """Write a record file into `folder`, compressed by xz."""
-    with (
-        lzma.open(Path(folder, f"{plain_name(file)}.xz"), "wb") as target,
-        open_unpacked(file) as source,
-    ):
+    with lzma.open(Path(folder, f"{plain_name(file)}.xz"), "wb") as target, open_unpacked(file) as source:
         shutil.copyfileobj(source, target)
 
 

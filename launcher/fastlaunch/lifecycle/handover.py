@@ -300,11 +300,7 @@ def _batch(given: Submission) -> str:
         nodes = {"targetNodes": "0:", "container": {**container, "instanceType": instance.name}}
         definition |= {
             "type": "multinode",
-            "nodeProperties": {
-                "numNodes": given.num_nodes,
-                "mainNode": 0,
-                "nodeRangeProperties": [nodes],
-            },
+            "nodeProperties": {"numNodes": given.num_nodes, "mainNode": 0, "nodeRangeProperties": [nodes]},
         }
     job = {"jobName": _NAME, "jobQueue": "<job-queue>", "jobDefinition": _NAME}
     # JSON has no comments: a docs page says what is lost.

@@ -89,11 +89,7 @@ def handle_of(run: Run, *, ledger: Ledger, backend: Backend) -> Mapping[str, Any
 
 
 def reconcile_cloud(
-    ledger: Ledger,
-    backends: Mapping[str, CloudBackend],
-    settings: Settings,
-    *,
-    warn: Callable[[str], None],
+    ledger: Ledger, backends: Mapping[str, CloudBackend], settings: Settings, *, warn: Callable[[str], None]
 ) -> None:
     """End attempts that ended on AWS, adopt those started without a note, and settle those never started.
 

@@ -77,13 +77,7 @@ class RehearsalBackend(LocalBackend):
     """A local backend whose jobs are training jobs in containers."""
 
     def __init__(
-        self,
-        settings: LocalSettings,
-        *,
-        site: Site,
-        code: Path | None,
-        max_minutes: int,
-        has_gpus: bool,
+        self, settings: LocalSettings, *, site: Site, code: Path | None, max_minutes: int, has_gpus: bool
     ) -> None:
         """code: the bundle, under the name in the request; None if the image holds the code."""
         super().__init__(settings)
@@ -252,8 +246,7 @@ def _container(request: Mapping[str, Any], root: Path, folders: Mapping[str, Pat
         from sagemaker.train.local.local_container import _LocalContainer
     except ImportError as error:
         raise UserError(
-            f"a rehearsal in containers needs the SageMaker SDK: {error}",
-            INSTALL_EXTRA.format("sagemaker"),
+            f"a rehearsal in containers needs the SageMaker SDK: {error}", INSTALL_EXTRA.format("sagemaker")
         ) from None
     channels = []
     for name, folder in folders.items():

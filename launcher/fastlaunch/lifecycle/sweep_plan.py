@@ -361,11 +361,7 @@ def make_parts(
 
 
 def _submission(
-    name: str,
-    part: PlannedPart,
-    placement: Placement,
-    world: World,
-    batch_size: int | None,
+    name: str, part: PlannedPart, placement: Placement, world: World, batch_size: int | None
 ) -> "Submission":
     """Return the part's submission, with the batch size that was found in place of `auto`."""
     if batch_size is not None and part.options and not placement.jobs.scripts:

@@ -52,8 +52,7 @@ def read_records(
     for path in paths:
         try:
             record = readers.setdefault(path, RecordReader(path)).read(
-                max_bytes=min(MAX_RECORD_BYTES, left_bytes),
-                max_memory=min(MAX_RECORD_MEMORY, left_memory),
+                max_bytes=min(MAX_RECORD_BYTES, left_bytes), max_memory=min(MAX_RECORD_MEMORY, left_memory)
             )
             left_bytes, left_memory = left_bytes - record.num_bytes, left_memory - record.memory
             records.append(record)

@@ -531,9 +531,7 @@ def _dated(job: CheckContext, message: str, as_of: datetime.date) -> str | Findi
     if age_days <= OLD_PRICE_DAYS:
         return message
     return Finding(
-        Result.WARNING,
-        f"{message}, {age_days} days ago",
-        f"ask AWS for today's: {UPDATE_COMMAND}",
+        Result.WARNING, f"{message}, {age_days} days ago", f"ask AWS for today's: {UPDATE_COMMAND}"
     )
 
 

@@ -223,9 +223,7 @@ def _section(workload: str, finishes: list[Finish], width: int) -> str:
             align="right",
         ),
         Column(
-            "$",
-            lambda finish: finish.row.price and finish.cost and _usd_text(finish.cost),
-            align="right",
+            "$", lambda finish: finish.row.price and finish.cost and _usd_text(finish.cost), align="right"
         ),
         # If it is the same in all rows, the heading has it.
         Column("evidence", lambda finish: None if len(known) == 1 else _evidence(finish)),

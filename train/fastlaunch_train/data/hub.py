@@ -36,8 +36,7 @@ def import_transformers(workload: str, find: Callable[[str], object] = importlib
     """Import transformers. Raises WorkloadError, naming the extra, if `find` cannot find it."""
     if find("transformers") is None:
         raise WorkloadError(
-            f"workload {workload!r} needs transformers, which is not installed",
-            INSTALL_EXTRA.format("train"),
+            f"workload {workload!r} needs transformers, which is not installed", INSTALL_EXTRA.format("train")
         )
     # transformers imports torchvision if it is installed.
     if find("torchvision") is not None:

@@ -320,10 +320,7 @@ def _batches(dataset: Dataset[Any], keys: Iterator[list[Any]], request: DataRequ
         if isinstance(batch, Unreadable):
             raise WorkloadError(f"image {batch.path} cannot be read: {batch.reason}", "repair or remove it")
         images, labels = batch
-        yield (
-            images.to(request.device, non_blocking=on_gpu),
-            labels.to(request.device, non_blocking=on_gpu),
-        )
+        yield (images.to(request.device, non_blocking=on_gpu), labels.to(request.device, non_blocking=on_gpu))
 
 
 def _collate(items: list[Any]) -> Any:

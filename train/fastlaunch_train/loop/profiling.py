@@ -35,10 +35,7 @@ _EXCHANGES = ("gloo:",)
 
 
 def profile_steps(
-    training: Training,
-    step: Callable[[], None],
-    *,
-    profiler: Callable[[bool], Any] | None = None,
+    training: Training, step: Callable[[], None], *, profiler: Callable[[bool], Any] | None = None
 ) -> None:
     """Do a few steps, and record on rank 0 where their time went; a profiler that fails is a warning.
 

@@ -31,10 +31,7 @@ _SOFTMAX = ("_softmax", "_safe_softmax")
 
 
 def attention_backend(
-    model: nn.Module,
-    batch: Batch,
-    precision: Precision,
-    loss: Callable[[nn.Module, Batch], torch.Tensor],
+    model: nn.Module, batch: Batch, precision: Precision, loss: Callable[[nn.Module, Batch], torch.Tensor]
 ) -> str:
     """Run a forward pass of `model`, as training does, and return its attention kernels, joined by `+`.
 
@@ -65,9 +62,7 @@ def name_kernels(operators: Sequence[str]) -> str:
     return "+".join(sorted(kernels)) or "none"
 
 
-def transformer_engine_backend(
-    load: Callable[[str], Any] = importlib.import_module,
-) -> str:
+def transformer_engine_backend(load: Callable[[str], Any] = importlib.import_module) -> str:
     """Return Transformer Engine's choice in the last forward pass."""
     # Its module is dot_product_attention since release 2.3, and attention before.
     for module in (

@@ -104,6 +104,5 @@ def name_nondeterministic(recipe: Recipe) -> Iterator[None]:
             f"torch has no deterministic algorithm for {operator}" if separator else text.partition(". ")[0]
         )
         raise RecipeError(
-            f"recipe {recipe.label}: {reason}",
-            "leave out deterministic=true, or use another workload",
+            f"recipe {recipe.label}: {reason}", "leave out deterministic=true, or use another workload"
         ) from error

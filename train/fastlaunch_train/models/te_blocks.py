@@ -202,8 +202,7 @@ def _drop_path(module: nn.Module) -> float:
 def _require(holds: bool, part: str) -> None:
     if not holds:
         raise RecipeError(
-            f"other blocks cannot replace this model's: it has {part}",
-            "use a recipe with blocks=native",
+            f"other blocks cannot replace this model's: it has {part}", "use a recipe with blocks=native"
         )
 
 

@@ -339,10 +339,7 @@ def _parallelism(recipe: Recipe) -> Iterator[Problem]:
     if recipe.parallelism != "ddp" and recipe.ddp_bucket_mb != 160:
         yield "only DDP has ddp_bucket_mb", "add --set parallelism=ddp, or leave it out"
     if recipe.parallelism not in ZERO_STAGES and not recipe.overlap_comm:
-        yield (
-            "overlap_comm is DeepSpeed's; DDP and FSDP2 overlap",
-            "use parallelism=zero1, or leave it out",
-        )
+        yield ("overlap_comm is DeepSpeed's; DDP and FSDP2 overlap", "use parallelism=zero1, or leave it out")
     if recipe.parallelism == "ddp":
         return
     if recipe.blocks != "native":

@@ -414,9 +414,7 @@ class Recording:
             self._saved_step = self._recorder.last_done
         with suppress(OSError):  # then it is not packed
             write_note(
-                self._settings.records,
-                self._settings.rank,
-                Note(step=self._saved_step, is_saving=is_saving),
+                self._settings.records, self._settings.rank, Note(step=self._saved_step, is_saving=is_saving)
             )
 
     def _write_header(self, device: "torch.device | None") -> None:

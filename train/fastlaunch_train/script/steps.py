@@ -63,12 +63,7 @@ def step(num_samples: int | None = None, loss: Any = None) -> None:
 
 
 def evaluate(
-    loss: Any = None,
-    accuracy: Any = None,
-    *,
-    split: str = "validation",
-    num_samples: int = 0,
-    **metrics: Any,
+    loss: Any = None, accuracy: Any = None, *, split: str = "validation", num_samples: int = 0, **metrics: Any
 ) -> None:
     """Record the model's score on held-out data after the last step. Call it on one rank, or on all.
 

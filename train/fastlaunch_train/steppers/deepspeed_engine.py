@@ -169,10 +169,7 @@ def initialize(
     try:
         with without_stale_locks(_extensions_folder()):
             engine, *_ = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer,
-                config=dict(config),
-                dist_init_required=False,
+                model=model, optimizer=optimizer, config=dict(config), dist_init_required=False
             )
     except ValueError as error:
         if "not supported on your device" not in str(error):

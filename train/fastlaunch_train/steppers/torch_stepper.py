@@ -14,12 +14,7 @@ from fastlaunch_train.models.precision import Precision
 from fastlaunch_train.models.prepare import compile_model, prepare_model
 from fastlaunch_train.models.te_fp8 import fp8_recipe
 from fastlaunch_train.recipes.recipe import CUDA_GRAPH_MODES, Recipe
-from fastlaunch_train.steppers.optimizers import (
-    LearningRates,
-    MasterWeights,
-    build_optimizer,
-    clip_gradients,
-)
+from fastlaunch_train.steppers.optimizers import LearningRates, MasterWeights, build_optimizer, clip_gradients
 from fastlaunch_train.steppers.phases import phase
 from fastlaunch_train.steppers.stepper import Stepper, check_loss
 from fastlaunch_train.workloads.contract import Batch, Workload

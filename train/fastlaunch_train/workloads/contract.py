@@ -64,8 +64,7 @@ class BatchCount:
     def __post_init__(self) -> None:
         if type(self.num_tokens) is not int or not 0 <= self.num_tokens <= MAX_INTEGER:
             raise WorkloadError(
-                f"{self.num_tokens!r} is no number of tokens",
-                "give BatchCount a whole number from 0 on",
+                f"{self.num_tokens!r} is no number of tokens", "give BatchCount a whole number from 0 on"
             )
 
 
@@ -214,8 +213,7 @@ def next_batch(workload: Workload, batches: Iterator[Batch]) -> Batch:
     batch = next(batches, None)
     if batch is None:
         raise WorkloadError(
-            f"workload {workload.name!r}: its batches have ended",
-            "start over at the end of the data",
+            f"workload {workload.name!r}: its batches have ended", "start over at the end of the data"
         )
     return batch
 

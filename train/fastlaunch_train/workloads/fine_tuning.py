@@ -25,14 +25,7 @@ from fastlaunch_train.models.document_attention import ATTENTION, document_mask,
 from fastlaunch_train.models.flops import language_flops_per_sample
 from fastlaunch_train.records.rows import is_rows_file
 from fastlaunch_train.workloads.causal_lm import following, text_source
-from fastlaunch_train.workloads.contract import (
-    NO_LABEL,
-    Batch,
-    BatchCount,
-    ModelOptions,
-    Score,
-    Workload,
-)
+from fastlaunch_train.workloads.contract import NO_LABEL, Batch, BatchCount, ModelOptions, Score, Workload
 from fastlaunch_train.workloads.language_models import (
     blocks_of,
     model_identity,

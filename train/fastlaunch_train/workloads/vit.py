@@ -24,14 +24,7 @@ from fastlaunch_train.workloads.registry import WORKLOADS, WorkloadError, worklo
 IMAGENET_CLASSES = 1000
 
 _HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
-_TINY = {
-    "img_size": 32,
-    "patch_size": 4,
-    "embed_dim": 64,
-    "depth": 4,
-    "num_heads": 4,
-    "num_classes": 10,
-}
+_TINY = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4, "num_classes": 10}
 _WIDE = {**_TINY, "patch_size": 8, "embed_dim": 256, "depth": 2}
 _SMALL: Mapping[str, Mapping[str, int]] = {"vit-tiny": _TINY, "vit-wide": _WIDE}
 _HUGE_SHAPE = ImageShape(size=224, num_classes=1000)

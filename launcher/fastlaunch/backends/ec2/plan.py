@@ -77,12 +77,7 @@ def plan_ec2(
     assert len({(spec.instance, spec.num_nodes, spec.terms.purchase) for spec in jobs.values()}) == 1
     output = f"{site.runs_uri}/{first}/attempt-{attempt}"
     planned = Attempt(
-        jobs=jobs,
-        number=attempt,
-        site=site,
-        max_minutes=max_minutes,
-        output=output,
-        agent_sha256=agent,
+        jobs=jobs, number=attempt, site=site, max_minutes=max_minutes, output=output, agent_sha256=agent
     )
     token, run_list = planned.token, _run_list(planned)
     bootstrap = Bootstrap(

@@ -173,10 +173,7 @@ def _resources(job: Job, site: Site) -> dict[str, Any]:
 def _network(site: Site) -> dict[str, Any]:
     network: dict[str, Any] = {}
     if site.subnets:
-        network["VpcConfig"] = {
-            "Subnets": list(site.subnets),
-            "SecurityGroupIds": list(site.security_groups),
-        }
+        network["VpcConfig"] = {"Subnets": list(site.subnets), "SecurityGroupIds": list(site.security_groups)}
     # A job on one node asks for it, too: rules of an account look for it in every request.
     if site.encrypts_traffic:
         network["EnableInterContainerTrafficEncryption"] = True

@@ -373,8 +373,7 @@ def _check_drops(block: nn.Module) -> None:
     for name, module in block.named_modules():
         if getattr(module, "p", 0.0) or getattr(module, "drop_prob", 0.0):
             raise RecipeError(
-                f"fused blocks drop nothing, and this model drops in {name}",
-                "use te-fp8, or drop rates of 0",
+                f"fused blocks drop nothing, and this model drops in {name}", "use te-fp8, or drop rates of 0"
             )
 
 
