@@ -6,7 +6,7 @@ and the picture of README.md.
 Between `<!-- measured:NAME -->` and `<!-- /measured -->` stands a code block with the commands that a reader
 would type, `fastlaunch runs import` and last `compare` or `runs list`, and a second block with what that
 printed. Each pair of markers has a ledger of its own. To show another table, write the markers and the
-commands, and run this. The short table of README.md stands between `<!-- headline -->` and
+commands, and run this. The short tables of README.md stand between `<!-- headline:NAME -->` and
 `<!-- /headline -->`. The picture has in it the digest of what it shows: its bytes differ with the fonts.
 """
 
@@ -43,30 +43,48 @@ _MEASURED = re.compile(
 )
 _COMMANDS = re.compile(r"```console\n(?P<commands>.*?)```\n", re.DOTALL)
 _ALLOWED = (["fastlaunch", "runs", "import"], ["fastlaunch", "runs", "list"], ["fastlaunch", "compare"])
-_HEADLINE = re.compile(r"(?<=<!-- headline -->\n).*?(?=<!-- /headline -->\n)", re.DOTALL)
+_HEADLINE = re.compile(r"(?P<marker><!-- headline:(?P<name>\w+) -->\n).*?(?=<!-- /headline -->\n)", re.DOTALL)
 _FUSED_OPTIONS = "dgrad_accumulation=fast last_block=class_token weight_cast=optimizer"
-#: The short table's rows: the folder of records, the GPU, what it is charged as; the recipes and their names.
-_HEADLINE_ROWS = (
-    (
-        "vit-huge-fused-h100",
-        "H100",
-        "p5.4xlarge",
-        {
-            **{
-                recipe: f"`{recipe}`"
-                for recipe in ("bf16", "compile", "te-bf16", "bf16-fused", "te-fp8", "fp8-fused")
-            },
-            f"fp8-fused {_FUSED_OPTIONS}": "`fp8-fused`, three options",
-        },
+#: Each short table's batch, what a sample is counted in, and rows: the folder of records, the GPU, what it is
+#: charged as; the recipes and their names.
+_HEADLINES: dict[str, tuple[int, str, tuple[tuple[str, str, str, dict[str, str]], ...]]] = {
+    "vit": (
+        256,
+        "images",
+        (
+            (
+                "vit-huge-fused-h100",
+                "H100",
+                "p5.4xlarge",
+                {
+                    **{
+                        recipe: f"`{recipe}`"
+                        for recipe in ("bf16", "compile", "te-bf16", "bf16-fused", "te-fp8", "fp8-fused")
+                    },
+                    f"fp8-fused {_FUSED_OPTIONS}": "`fp8-fused`, three options",
+                },
+            ),
+            (
+                "vit-huge-h200",
+                "H200",
+                "p5en.48xlarge:1/8",
+                {recipe: f"`{recipe}`" for recipe in ("bf16", "compile", "te-bf16", "te-fp8")},
+            ),
+        ),
     ),
-    (
-        "vit-huge-h200",
-        "H200",
-        "p5en.48xlarge:1/8",
-        {recipe: f"`{recipe}`" for recipe in ("bf16", "compile", "te-bf16", "te-fp8")},
+    "lora": (
+        1,
+        "tokens",
+        (
+            (
+                "llama-3.1-8b-lora-h200",
+                "H200",
+                "p5en.48xlarge:1/8",
+                {recipe: f"`{recipe}`" for recipe in ("bf16", "liger", "compile", "fp8-frozen")},
+            ),
+        ),
     ),
-)
-_HEADLINE_BATCH = 256
+}
 #: Rows in the picture of README.md, with their labels.
 _PICTURED = {
     "fp8-fused +d+l+w on H100": "fp8-fused with three options, H100",
@@ -76,10 +94,6 @@ _PICTURED = {
     "bf16 on H100": "bf16, H100",
     "bf16 on H200": "bf16, H200",
 }
-_HEADLINE_HEADER = (
-    "| GPU | recipe | runs | step time | images/s | of bf16 peak | $ per M images | images per $ vs bf16"
-    " | to the same loss |\n|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
-)
 
 
 def main() -> None:
@@ -105,10 +119,10 @@ def picture() -> tuple[dict[str, Any], Any]:
 
     They are imported into the ledger of this process's settings.
     """
-    folders = [str(ROOT / "train" / "measurements" / folder) for folder, *_ in _HEADLINE_ROWS]
+    folders = [str(ROOT / "train" / "measurements" / folder) for folder, *_ in _HEADLINES["vit"][2]]
     if run(["runs", "import", *folders]):
         raise RuntimeError("the records cannot be imported")
-    charged_as = [instance for _, _, instance, _ in _HEADLINE_ROWS]
+    charged_as = [instance for _, _, instance, _ in _HEADLINES["vit"][2]]
     made = report(price_as=charged_as, prices_as_of="2026-11-21")
     spec, data = cost_chart(made.page_input())
     by_name = {point["name"]: point for point in data["rows"]}
@@ -133,36 +147,43 @@ def digest(*drawn: Any) -> str:
 
 def with_tables(text: str) -> str:
     """Return `text` with every table as the records give it today."""
-    text = _HEADLINE.sub(lambda _: _headline(), text)
+    text = _HEADLINE.sub(lambda match: match["marker"] + _headline(match["name"]), text)
     return _MEASURED.sub(lambda match: match["marker"] + _section(match["inside"]), text)
 
 
-def _headline() -> str:
-    lines = []
-    for folder, gpu, charged_as, recipes in _HEADLINE_ROWS:
+def _headline(table: str) -> str:
+    batch, unit, groups = _HEADLINES[table]
+    header = ["GPU", "recipe", "runs", "step time", f"{unit}/s", "of bf16 peak", f"$ per M {unit}"]
+    header += [f"{unit} per $ vs bf16", *(["to the same loss"] if unit == "images" else [])]
+    lines = [f"| {' | '.join(header)} |", f"|---|---|{'--:|' * (len(header) - 2)}"]
+    for folder, gpu, charged_as, recipes in groups:
         with tempfile.TemporaryDirectory(prefix="fastlaunch-tables-") as home:
             _run(["fastlaunch", "runs", "import", f"train/measurements/{folder}"], home)
             compare = ["fastlaunch", "compare", "--price-as", charged_as, "--prices-as-of", "2026-11-21"]
             rows = json.loads(_run([*compare, "--output", "json"], home))["rows"]
-        of = {row["recipe"]: row for row in rows if row["batch_size_per_gpu"] == _HEADLINE_BATCH}
-        lines += [_headline_row(gpu, name, of[recipe]) for recipe, name in recipes.items()]
-    return _HEADLINE_HEADER + "\n".join(lines) + "\n"
+        of = {row["recipe"]: row for row in rows if row["batch_size_per_gpu"] == batch}
+        lines += [_headline_row(gpu, name, of[recipe], unit) for recipe, name in recipes.items()]
+    return "\n".join(lines) + "\n"
 
 
-def _headline_row(gpu: str, name: str, row: dict[str, Any]) -> str:
+def _headline_row(gpu: str, name: str, row: dict[str, Any], unit: str) -> str:
     step_time = row["step_time_s"]
-    ratios = (row[name] for name in ("ratio_to_baseline", "ratio_to_same_loss"))
+    counted, places, ratios = (
+        ("samples", 2, ("ratio_to_baseline", "ratio_to_same_loss"))
+        if unit == "images"
+        else ("tokens", 3, ("ratio_to_baseline",))
+    )
     cells = (
         gpu,
         name,
         row["num_runs"],
         f"{1000 * step_time['value']:.0f} ms {_margin(step_time)}",
-        f"{row['samples_per_s']['value']:.0f}",
+        f"{row[f'{counted}_per_s']['value']:,.0f}",
         f"{row['percent_of_bf16_peak']['value']:.1f}%",
-        f"{row['usd_per_million_samples']['value']:.2f}",
+        f"{row[f'usd_per_million_{counted}']['value']:.{places}f}",
         *(
             "baseline" if row["verdict"] == "baseline" else f"{ratio['value']:.3f}x {_margin(ratio)}"
-            for ratio in ratios
+            for ratio in map(row.__getitem__, ratios)
         ),
     )
     return f"| {' | '.join(map(str, cells))} |"
