@@ -12,12 +12,6 @@ from running_here import runnable
 from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch_train.recipes.recipes import RECIPES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -18,13 +18,8 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.stepping import build_native
 from fastlaunch_train.workloads.contract import Batch, ModelOptions, Workload, load_workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Of torch's compiler, torchao and PEFT, of no concern here.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Of torch's compiler, torchao and PEFT, of no concern here.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 GPU = torch.device("cuda")
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=GPU)

@@ -24,11 +24,6 @@ from fastlaunch_train.steppers.stepper import Stepper
 from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import Batch, DataRequest, load_workload, next_batch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 DEVICE = torch.device("cuda", 0)
 PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)
 #: Of 16 and of 256 images, the second as ViT-Huge is trained.

@@ -19,13 +19,8 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.forward_only import ForwardStepper
 from fastlaunch_train.workloads.contract import load_workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Compilers warn of their own doings.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Compilers warn of their own doings.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda")

@@ -12,12 +12,6 @@ from fastlaunch_train.models.precision import setup_precision
 from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.workloads.contract import DataRequest, Workload, load_workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 GPU = torch.device("cuda")
 NAMES = ("gpt2-xsmall", "distilbert-imdb")
 

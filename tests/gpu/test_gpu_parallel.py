@@ -25,12 +25,7 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.stepping import build_native, build_stepper
 from fastlaunch_train.workloads.contract import load_workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 DEVICE = torch.device("cuda", 0)
 ALONE = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)

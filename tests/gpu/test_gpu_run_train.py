@@ -17,12 +17,6 @@ import torch
 from fastlaunch.measure.record_files import RankRecord, read_record
 from fastlaunch_train.distributed.fabric import logged_fabric
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

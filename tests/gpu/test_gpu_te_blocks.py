@@ -29,12 +29,8 @@ from fastlaunch_train.models.precision import Precision, setup_precision
 from fastlaunch_train.models.te_fp8 import fp8_recipe
 from fastlaunch_train.workloads.contract import load_workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Transformer Engine's own, of no concern here.
-    pytest.mark.filterwarnings("ignore"),
-]
+# Transformer Engine's own, of no concern here.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 # FP8 products take no batch that is not a multiple of 16, MXFP8's of 32.
 WIDTH, NUM_TOKENS, BATCH = 1280, 197, 32

@@ -17,13 +17,8 @@ from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.recipes.rules import batch_multiple
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # Of Transformer Engine, torchao and torch's compiler, of no concern here.
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.timeout(600),
-]
+# Of Transformer Engine, torchao and torch's compiler, of no concern here.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 DEVICE = torch.device("cuda", 0)
 PROCESS = Process(rank=0, local_rank=0, world_size=1, num_nodes=1, device=DEVICE)
