@@ -170,9 +170,11 @@ class Row:
     @property
     def place(self) -> str:
         """The instance it ran on, else the device by its short name, such as `H100`."""
+        if self.setup.instance:
+            return self.setup.instance
         device = self.setup.device_name
         gpu = identify(device) if device else None
-        return self.setup.instance or (gpu.name if gpu else device) or "unknown"
+        return (gpu.name if gpu else device) or "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +258,7 @@ def compare(
             (own_base,) = [item for item in items if item.group is base.group]
             verdicts = [UNJUDGED] * len(items)
             if judges:
-                verdicts = _with_batches(items, judge(items, own_base), baseline, home=home)
+                verdicts = _with_batches(items, judge(items, own_base, sides={side}), baseline, home=home)
             pairs = [pair for pair in zip(items, verdicts, strict=True) if pair[0].group.side == side]
             for item, verdict in pairs:
                 if allow_unverified and item.validity.failures:
@@ -308,7 +310,7 @@ def _with_batches(
         at_home = [item for item in alike if item.group.side == home]
         if not at_home:
             continue
-        in_batch = judge(alike, _baseline(at_home, baseline))
+        in_batch = judge(alike, _baseline(at_home, baseline), sides={item.group.side for item in alike})
         # Without an interval, a comparison says no more than the table.
         if any(verdict.kind not in (BASELINE, NO_INTERVAL) for verdict in in_batch):
             for at, verdict in zip(numbers, in_batch, strict=True):

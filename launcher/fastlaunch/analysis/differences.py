@@ -17,7 +17,7 @@ of these rules; docs/method.md says where the constants come from.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
-
-#: The runs of a block by row.
-Block = Mapping[int, Sequence["RunTime"]]
 
 #: The least deviation between runs, since a few may agree by chance. The shipped records have 0.08% or more.
 FLOOR = 0.001
@@ -82,21 +79,72 @@ class RunTime:
     late: float | None = None  # log_time of the last half of its steps alone, less log_time
 
 
+class Block(dict[int, list[RunTime]]):
+    """The runs of a round of one session on one host, by row.
+
+    It does not change any more once one of its figures was asked for, and every look at the runs uses them.
+    """
+
+    @cached_property
+    def means(self) -> Mapping[int, float]:
+        """The mean log time of each row."""
+        return {row: fmean(run.log_time for run in runs) for row, runs in self.items()}
+
+    @cached_property
+    def lates(self) -> Mapping[int, float]:
+        """The mean of each row's `late`; NaN if a value is unknown."""
+        return {
+            row: fmean(math.nan if run.late is None else run.late for run in runs)
+            for row, runs in self.items()
+        }
+
+    @cached_property
+    def columns(self) -> tuple["NDArray[np.int64]", "Array"]:
+        """The row and the log time of each run."""
+        import numpy as np
+
+        rows = np.repeat(np.array([*self]), [*map(len, self.values())])
+        return rows, np.array([run.log_time for runs in self.values() for run in runs])
+
+    @cached_property
+    def first(self) -> RunTime:
+        return next(iter(self.values()))[0]
+
+    @cached_property
+    def host(self) -> Hashable:
+        return self.first.host
+
+    @cached_property
+    def machine(self) -> Hashable:
+        return self.host if self.first.machine is None else self.first.machine
+
+
+def blocks_of(runs: Iterable[RunTime]) -> dict[Hashable, Block]:
+    """Return the runs in their blocks, without those whose block is unknown."""
+    blocks: dict[Hashable, Block] = defaultdict(Block)
+    for run in runs:
+        if run.block is not None:
+            blocks[run.block].setdefault(run.row, []).append(run)
+    return blocks
+
+
 class Differences:
     """The differences between rows, from all their runs, in speed or in samples per dollar."""
 
-    def __init__(self, runs: Iterable[RunTime], usd: Mapping[int, float] | None = None) -> None:
-        """usd: hourly cost of the machines, for rows with a price."""
+    def __init__(
+        self,
+        runs: Sequence[RunTime],
+        usd: Mapping[int, float] | None = None,
+        blocks: Iterable[Block] | None = None,
+    ) -> None:
+        """usd: hourly cost of the machines, for rows with a price. blocks: of `runs`, if they are at hand."""
         self._usd = usd or {}
         self._of_row: dict[int, list[RunTime]] = defaultdict(list)
-        blocks: dict[Hashable, dict[int, list[RunTime]]] = defaultdict(lambda: defaultdict(list))
         for run in runs:
             self._of_row[run.row].append(run)
-            if run.block is not None:
-                blocks[run.block][run.row].append(run)
         self._hosts_of_row: dict[int, _Hosts] = {}
-        linking = [block for block in blocks.values() if len(block) > 1]
-        self._blocks = sorted(linking, key=lambda block: _first(block).round or 0)
+        linking = [block for block in blocks or blocks_of(runs).values() if len(block) > 1]
+        self._blocks = sorted(linking, key=lambda block: block.first.round or 0)
         groups = _linked(self._blocks)
         self._scatter: dict[int, _Scatter] = {}
         for rows in groups:
@@ -151,18 +199,18 @@ class Differences:
         if ours is None or theirs is None:
             return None
         blocks, speeds = scatter.speeds(row, base)
-        paired = _paired(speeds, _carried([_by(_host, blocks, speeds)], 1))
+        paired = _paired(speeds, _carried([_by((block.host for block in blocks), speeds)], 1))
         common = scatter.estimate(row, base)
         weight = (1 - ours) * (1 - theirs) if paired and common else float(common is not None)
         parts = [(common, weight), (paired, 1 - weight)]
-        hosts = _on_hosts(_by(_machine, blocks, speeds)) if blocks else scatter.apart
+        hosts = _on_hosts(_by((block.machine for block in blocks), speeds)) if blocks else scatter.apart
         estimates = [
             replace(estimate, weight=share, hosts=hosts) for estimate, share in parts if estimate and share
         ]
         if not estimates:
             return None
         shared = (block for block in blocks if row in block and base in block)
-        lates = [_mean_late(block[row]) - _mean_late(block[base]) for block in shared]
+        lates = [block.lates[row] - block.lates[base] for block in shared]
         return Difference(estimates=tuple(estimates), drift=_drift(lates))
 
     def _across_hosts(self, row: int, base: int) -> Difference | None:
@@ -297,7 +345,7 @@ class _Scatter:
         self._shared = table.effects(shared)
         self._carried = _carried(table.residuals(shared), len(shared) - 1)
         # Two rows that ran only beside other rows both include the variance between hosts.
-        num_hosts = len({_machine(block) for block in blocks})
+        num_hosts = len({block.machine for block in blocks})
         prior = Variance(value=ROW_ON_HOST**2, dof=ROW_ON_HOST_DOF)
         self.apart = OnHosts(variance=prior, num_hosts=num_hosts, share=2.0) if num_hosts > 1 else OnHosts()
 
@@ -318,12 +366,12 @@ class _Scatter:
         other rows'.
         """
         if row in block:
-            return _mean(block[row])
+            return block.means[row]
         shared = self._shared
         if beside not in block or beside in shared.places or row not in shared.places:
             return None
         others = [other for other in block if other in shared.places and shared.links(other, row)]
-        return fmean(_mean(block[other]) + shared.speed(other, row) for other in others) if others else None
+        return fmean(block.means[other] + shared.speed(other, row) for other in others) if others else None
 
     def estimate(self, row: int, base: int) -> Contrast | None:
         """Return the difference by the common scatter; None if either row has left it."""
@@ -367,14 +415,9 @@ class _Table:
         import numpy as np
 
         self.rows = sorted(set[int]().union(*blocks))
-        places = {row: place for place, row in enumerate(self.rows)}
-        runs = [
-            (places[row], at, run.log_time)
-            for at, block in enumerate(blocks)
-            for row, of_cell in block.items()
-            for run in of_cell
-        ]
-        of_row, of_block, times = (np.array(column) for column in zip(*runs, strict=True))
+        rows, block_times = zip(*(block.columns for block in blocks), strict=True)
+        of_row, times = np.searchsorted(self.rows, np.concatenate(rows)), np.concatenate(block_times)
+        of_block = np.repeat(np.arange(len(blocks)), [*map(len, block_times)])
         times -= _means(of_block, times)[of_block]
         self._means = _means(of_row, times)
         times -= self._means[of_row]
@@ -409,7 +452,7 @@ class _Table:
         blocks = [block for block in self._blocks if not block.keys().isdisjoint(rows)]
         for line, sizes in zip(_LeastSquares(counts, sums).residuals, counts, strict=True):
             ran = sizes.nonzero()[0]
-            yield _by(_host, [blocks[at] for at in ran], line[ran])
+            yield _by((blocks[at].host for at in ran), line[ran])
 
     def _of(self, rows: Collection[int]) -> tuple["NDArray[np.bool_]", "Array", "Array"]:
         """Return the mask of the rows, and their counts and sums in the blocks that they ran in."""
@@ -586,36 +629,12 @@ def _linked(blocks: Iterable[Iterable[int]]) -> list[set[int]]:
     return groups
 
 
-def _first(block: Block) -> RunTime:
-    return next(iter(block.values()))[0]
-
-
-def _host(block: Block) -> Hashable:
-    return _first(block).host
-
-
-def _machine(block: Block) -> Hashable:
-    run = _first(block)
-    return run.host if run.machine is None else run.machine
-
-
-def _by(
-    place: Callable[[Block], Hashable], blocks: Iterable[Block], values: Iterable[float]
-) -> Mapping[Hashable, Sequence[float]]:
-    """Return the blocks' values by place."""
+def _by(places: Iterable[Hashable], values: Iterable[float]) -> Mapping[Hashable, Sequence[float]]:
+    """Return the values by place; `places` has the place of each."""
     by_place: dict[Hashable, list[float]] = defaultdict(list)
-    for block, value in zip(blocks, values, strict=True):
-        by_place[place(block)].append(float(value))
+    for place, value in zip(places, values, strict=True):
+        by_place[place].append(float(value))
     return by_place
-
-
-def _mean(runs: Iterable[RunTime]) -> float:
-    return fmean(run.log_time for run in runs)
-
-
-def _mean_late(runs: Iterable[RunTime]) -> float:
-    """Return the mean of `late`; NaN if a value is unknown."""
-    return fmean(math.nan if run.late is None else run.late for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fastlaunch.analysis.differences import Differences, RunTime
+from fastlaunch.analysis.differences import Block, Differences, RunTime, blocks_of
 from fastlaunch.analysis.statistics import (
     BETTER,
     LEVEL,
@@ -54,8 +54,9 @@ def look_through(
     base: the row to compare with. usd: as for `Differences`.
     """
     looked: dict[int, Looked] = {}
-    for shown, number, max_rounds in _looks(runs):
-        looked = look_again(looked, shown, rows, base, usd, round=number, max_rounds=max_rounds)
+    for shown, blocks, number, max_rounds in _looks(runs) if rows else ():
+        differences = Differences(shown, usd, blocks)
+        looked = _look(looked, shown, differences, rows, base, round=number, max_rounds=max_rounds)
     return looked
 
 
@@ -70,7 +71,19 @@ def look_again(
     max_rounds: int | None = None,
 ) -> dict[int, Looked]:
     """Return the results after one more look, at all of `runs`, given the earlier results."""
-    differences = Differences(runs, usd)
+    return _look(before, runs, Differences(runs, usd), rows, base, round=round, max_rounds=max_rounds)
+
+
+def _look(
+    before: dict[int, Looked],
+    runs: Sequence[RunTime],
+    differences: Differences,
+    rows: Collection[int],
+    base: int,
+    *,
+    round: int | None,
+    max_rounds: int | None,
+) -> dict[int, Looked]:
     present = {run.row for run in runs}
     candidates = present.intersection(rows) if base in present else ()
     tested = {at: ahead for at in candidates if (ahead := differences.between(at, base))}
@@ -160,21 +173,29 @@ def _share(sessions: Mapping[str | None, int | None]) -> float:
     return share * (share_of_plan(max_rounds) if max_rounds else 1.0)
 
 
-def _looks(runs: Sequence[RunTime]) -> Iterator[tuple[Sequence[RunTime], int | None, int | None]]:
+def _looks(
+    runs: Sequence[RunTime],
+) -> Iterator[tuple[Sequence[RunTime], Sequence[Block], int | None, int | None]]:
     """Yield the looks: after each session, and after rounds 3, 4, ... of one with a plan.
 
-    A look is its runs, the plan's round, and the most rounds of the plan.
+    A look is its runs and their blocks, the plan's round, and the most rounds of the plan.
     """
+    blocks = [*blocks_of(runs).values()]
     plans = {run.session: run.max_rounds for run in runs if run.session is not None}
     if not plans:
-        yield runs, None, None
+        yield runs, blocks, None, None
     seen: set[str | None] = {None}
     for session, max_rounds in plans.items():
         earlier = [run for run in runs if run.session in seen]
         of_session = [run for run in runs if run.session == session]
+        earlier_blocks = [block for block in blocks if block.first.session in seen]
+        session_blocks = [block for block in blocks if block.first.session == session]
         seen.add(session)
         last = max((run.round or 0 for run in of_session), default=0)
         rounds = range(min(FIRST_LOOK, last), last + 1) if max_rounds else (None,)
         for number in rounds:
             shown = [run for run in of_session if number is None or (run.round or 0) <= number]
-            yield (*earlier, *shown), number, max_rounds
+            shown_blocks = [
+                block for block in session_blocks if number is None or (block.first.round or 0) <= number
+            ]
+            yield (*earlier, *shown), (*earlier_blocks, *shown_blocks), number, max_rounds

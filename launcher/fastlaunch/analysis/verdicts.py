@@ -1,7 +1,7 @@
 """Compare the rows of a workload with its baseline: ratios, verdicts and their reasons."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
@@ -111,11 +111,12 @@ class _Pair:
         return self.trains_alike and not self.row.is_barred
 
 
-def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
+def judge(items: Sequence[PricedGroup], base: PricedGroup, *, sides: Collection[str | None]) -> list[Verdict]:
     """Return a verdict for each of `items`, of which `base` is one, Holm-corrected together.
 
     Barred rows and rows of another batch get no verdict and do not count in the correction; their intervals
-    are at 95%. A settled verdict stays settled at later looks: see `looks`.
+    are at 95%. A settled verdict stays settled at later looks: see `looks`. sides: whose rows'
+    verdicts are asked for; those of other rows may lack their looks.
     """
     runs = [run for number, item in enumerate(items) for run in run_times(item.group, number)]
     usd = {
@@ -129,7 +130,8 @@ def judge(items: Sequence[PricedGroup], base: PricedGroup) -> list[Verdict]:
         at: _pair(item, base, differences, at, number) for at, item in enumerate(items) if item is not base
     }
     tested = [at for at, pair in pairs.items() if pair.is_tested and pair.difference]
-    for at, looked in look_through(runs, tested, number, usd).items():
+    has_tested = any(items[at].group.side in sides for at in tested)
+    for at, looked in look_through(runs, tested if has_tested else (), number, usd).items():
         # Take value and interval from the same runs.
         difference = looked.difference
         pairs[at] = replace(pairs[at], looked=looked, difference=difference, gain=difference.value)

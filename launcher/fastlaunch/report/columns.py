@@ -17,6 +17,8 @@ from fastlaunch.core.tables import KEPT, Column
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import (
     NO_LETTERS,
+    NOTHING,
+    Distinctions,
     Letters,
     dollars,
     limits,
@@ -27,13 +29,10 @@ from fastlaunch.report.text import (
     shown_cost,
     shown_unit,
     times,
-    which,
     with_range,
 )
 from fastlaunch_train.records.records import STEP_PARTS
 
-#: The text of a cell that does not apply to its row.
-NOTHING = "-"
 #: The heading of the ratio to the baseline, before which the overview draws its bar.
 RATIO = "x base"
 _PRECISIONS_WITH_OWN_PEAK = ("fp32", "tf32", "fp16")
@@ -115,7 +114,7 @@ def columns_of(
             lambda row: f"{row.setup.data} {row.setup.fingerprint.get('data', '')}".strip(),
             part=Part.IDENTITY,
         ),
-        RowColumn("which", lambda row: _which(row, rows), part=Part.IDENTITY),
+        RowColumn("which", Distinctions(rows).text, part=Part.IDENTITY),
         *map(_data, ("overhead.padding_fraction", "setup.kind", "derived")),
         _data("num_runs", "runs", importance=30, part=Part.SPEED, is_summary=True),
         *map(_data, ("run_ids", "shared_by")),
@@ -286,11 +285,6 @@ def whose(row: Row, rows: Sequence[Row]) -> str | None:
         return None
     mine = "yours" if any(run.owner is None for run in row.runs) else None
     return ", ".join(filter(None, [mine, *row.shared_by]))
-
-
-def _which(row: Row, rows: Sequence[Row]) -> str | None:
-    """Return what else distinguishes the row; None if no row needs it."""
-    return which(row, rows) or (NOTHING if any(which(other, rows) for other in rows) else None)
 
 
 def _gpus(row: Row) -> str:

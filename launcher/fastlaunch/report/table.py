@@ -15,8 +15,9 @@ from fastlaunch.core.errors import UnknownName
 from fastlaunch.core.tables import FIXED, GAP, WIDTH, table
 from fastlaunch.core.terminal import printable
 from fastlaunch.core.units import counted
-from fastlaunch.report.columns import NOTHING, RATIO, Part, RowColumn, columns_of, interval_text
+from fastlaunch.report.columns import RATIO, Part, RowColumn, columns_of, interval_text
 from fastlaunch.report.text import (
+    NOTHING,
     UNKNOWN,
     asides_of,
     between,

@@ -26,6 +26,8 @@ from fastlaunch_train.recipes.recipes import OVERRIDABLE
 
 NONE = "none"
 UNKNOWN = "n/a"
+#: The text of a cell that does not apply to its row.
+NOTHING = "-"
 #: The widest half-interval to show as symmetric.
 _EVEN = 0.1
 #: An answer of more words is said shorter: it is read at a glance.
@@ -418,10 +420,22 @@ def _name(row: Row, rows: Sequence[Row], letters: Labels) -> dict[str, str]:
     return parts
 
 
-def which(row: Row, rows: Sequence[Row]) -> str:
-    """Return `spot, torch 2.6.0`: what distinguishes the row from others with the same columns."""
-    same = [other for other in rows if _columns(other) == _columns(row)]
-    return ", ".join([*_terms(row, same), *_versions(row, same)])
+class Distinctions:
+    """What distinguishes each of `rows` from others with the same columns."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._alike: dict[tuple[object, ...], list[Row]] = {}
+        for row in rows:
+            self._alike.setdefault(_columns(row), []).append(row)
+        self._is_needed = any(map(self._text, rows))
+
+    def text(self, row: Row) -> str | None:
+        """Return `spot, torch 2.6.0`, NOTHING if that is nothing; None if no row needs it."""
+        return (self._text(row) or NOTHING) if self._is_needed else None
+
+    def _text(self, row: Row) -> str:
+        same = self._alike[_columns(row)]
+        return ", ".join([*_terms(row, same), *_versions(row, same)])
 
 
 def _columns(row: Row) -> tuple[object, ...]:
