@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from fastlaunch.cli.main import run
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import CloudRefused
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.terminal import printable, printable_data
+from fastlaunch.core.terminal import command_lines, error_lines, printable, printable_data
 from fastlaunch.lifecycle.importer import find_runs
 from fastlaunch.report.data import csv_text
 from fastlaunch_train.records.records import Check, Eval, Phase
@@ -159,3 +160,26 @@ def test_markdown_finds_nothing_of_its_own_in_a_name() -> None:
 
     assert not re.search(r"(?<!\\)[`|*_~#\[]|<b>|@me|://|\n", _text(EVIL))
     assert _text("- 1. a\n2") == r"\- 1. a\\n2" and _text("1. a") == r"1\. a"
+
+
+def test_a_long_command_continues_after_backslashes_and_stays_the_same() -> None:
+    command = (
+        "fastlaunch submit --local -L 'amp=fp32,bf16 x' --set a=b --repeats 3 -- python train.py --amp {amp}"
+    )
+    lines = command_lines(command, 50, "next").splitlines()
+    assert all(len(line) <= 50 for line in lines) and lines[0].startswith("next: fastlaunch submit")
+    assert shlex.split(" ".join(lines).removeprefix("next: ").replace("\\ ", "")) == shlex.split(command)
+    assert command_lines(command, 200, "next") == f"next: {command}"
+    # What is no command is left alone.
+    assert command_lines(f"it's {'long ' * 30}", 50) == f"it's {'long ' * 30}"
+
+
+def test_an_error_breaks_between_words_on_a_terminal() -> None:
+    message, hint = "how often spot is lost is not known", "fastlaunch runs list --all --output json"
+    assert error_lines(message, hint, None) == f"error: {message}\n  {hint}"
+    assert error_lines(message, hint, 30).splitlines() == [
+        "error: how often spot is lost",
+        "  is not known",
+        "  fastlaunch runs list --all \\",
+        "    --output json",
+    ]

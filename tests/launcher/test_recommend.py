@@ -876,7 +876,7 @@ def test_the_screen_counts_as_many_sequences_as_steps_and_explains_only_what_it_
     words = ["--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--sequence-length", "4096"]
     assert run(["recommend", *words, "--prices-as-of", "2026-07-20"]) == 0
     text = capsys.readouterr().out
-    (steps,) = re.findall(r"^train: .*--batch-size 1 .*--steps (\d+)", text, re.MULTILINE)
+    (steps,) = re.findall(r"^train: .*--batch-size 1 .*--steps (\d+)", text, re.MULTILINE | re.DOTALL)
     assert f"in {int(steps):,} sequences" in " ".join(text.split())
     assert " measured on this GPU, in one run." in text
     assert "a global batch of 1, as measured with " in " ".join(text.split())

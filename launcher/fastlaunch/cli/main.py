@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -13,7 +14,7 @@ import click
 from fastlaunch import __version__
 from fastlaunch.cli.options import examples
 from fastlaunch.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, UnknownName, UserError
-from fastlaunch.core.terminal import plain_output, printable_message
+from fastlaunch.core.terminal import error_lines, plain_output, printable_message
 
 #: heading -> command -> (module under fastlaunch.cli, one line of help).
 GROUPS = {
@@ -195,9 +196,9 @@ def _run(argv: list[str], obj: object) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except UserError as error:
-        click.echo(f"error: {printable_message(error.message)}", err=True)
-        if error.hint:
-            click.echo(f"  {printable_message(error.hint)}", err=True)
+        width = shutil.get_terminal_size().columns if sys.stderr and sys.stderr.isatty() else None
+        hint = printable_message(error.hint) if error.hint else ""
+        click.echo(error_lines(printable_message(error.message), hint, width), err=True)
         return error.exit_code
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.ctx:

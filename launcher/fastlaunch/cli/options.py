@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.terminal import plain, printable, raw_output
+from fastlaunch.core.terminal import command_lines, plain, printable, raw_output
 from fastlaunch.core.units import (
     above_zero,
     parse_bytes,
@@ -227,7 +227,8 @@ def given_command(*, without: Sequence[str] = ()) -> list[str]:
 
 def next_command(text: str) -> None:
     """Print the next command worth typing, as the last line on stderr."""
-    click.echo(f"next: {printable(text)}", err=True)
+    width = shutil.get_terminal_size().columns if sys.stderr and sys.stderr.isatty() else sys.maxsize
+    click.echo(command_lines(printable(text), width, "next"), err=True)
 
 
 def output_width() -> int:

@@ -73,15 +73,49 @@ def report_line(line: str, stream: TextIO | None = None) -> None:
     # The terminal may be gone, but the run goes on.
     with suppress(OSError):
         if isinstance(line, WarningLine) and stream.isatty():
-            shown = "\n".join(map(_wrapped, shown.split("\n")))
+            width = shutil.get_terminal_size().columns
+            shown = "\n".join(_wrapped(line, width) for line in shown.split("\n"))
         # One write, since several threads may report. rich shows the line above its bar.
         print(f"{shown}\n", end="", file=stream, flush=True)
 
 
-def _wrapped(line: str) -> str:
-    """Return the line, broken at blanks to the width of the terminal."""
-    width = shutil.get_terminal_size().columns
+def _wrapped(line: str, width: int) -> str:
+    """Return the line, broken at blanks."""
     return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+#: A word of a command with its quotes, and an option with its values.
+_WORD = r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+"""
+_OPTION = re.compile(rf"{_WORD}(?: (?!-){_WORD})*")
+
+
+def command_lines(command: str, width: int, name: str = "") -> str:
+    """Return `NAME: COMMAND`, which continues after backslashes if it is longer than `width`."""
+    lead = f"{name}: " if name else ""
+    parts = _OPTION.findall(command)
+    if len(lead) + len(command) <= width or " ".join(parts) != command:
+        return f"{lead}{command}"
+    lines = [f"{lead}{parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + len("  \\") <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"  {part}")
+    return " \\\n".join(lines)
+
+
+def error_lines(message: str, hint: str, width: int | None) -> str:
+    """Return an error and its hint, broken at blanks to `width`; a command that is the hint can be copied."""
+    lines = [f"error: {line}" if number == 0 else line for number, line in enumerate(message.split("\n"))]
+    lines += [f"  {line.strip()}" for line in hint.split("\n")] if hint else []
+    if width is None:
+        return "\n".join(lines)
+    return "\n".join(
+        textwrap.indent(command_lines(line.strip(), width - 2), "  ")
+        if line.startswith("  fastlaunch ")
+        else _wrapped(line, width)
+        for line in lines
+    )
 
 
 class PlainOutput:

@@ -13,6 +13,7 @@ from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
 from fastlaunch.core.tables import KEPT, Column, table
+from fastlaunch.core.terminal import command_lines
 from fastlaunch.core.units import by_reason, counted
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
@@ -66,13 +67,14 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
         parts.append(filled(_experiment(recommendation, letters), width))
     if notes := _notes(recommendation, lines):
         parts.append(bulleted(notes, width))
-    # Keep a command on one line for copying.
     commands = {
         "measure": recommendation.experiment and recommendation.experiment.command,
         "train": recommendation.command,
     }
     if recommendation.pick is not None and any(commands.values()):
-        parts.append("\n".join(f"{name}: {command}" for name, command in commands.items() if command))
+        parts.append(
+            "\n".join(command_lines(command, width, name) for name, command in commands.items() if command)
+        )
     return "\n\n".join(filter(None, parts))
 
 
