@@ -121,7 +121,7 @@ def test_without_aws_settings_there_is_no_region_and_no_discount(config: Path) -
 def test_a_config_file_that_is_named_must_exist(config: Path) -> None:
     with pytest.raises(BadFile, match="does not exist") as caught:
         load_settings()
-    assert caught.value.hint is not None and "FASTLAUNCH_CONFIG names it" in caught.value.hint
+    assert caught.value.hint is not None and "make an empty file" in caught.value.hint
     assert load_settings(config_may_lack=True).aws == {}
 
 

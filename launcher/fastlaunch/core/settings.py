@@ -193,7 +193,7 @@ def load_settings(*, config_may_lack: bool = False) -> Settings:
     path = config_path()
     if not path.exists():
         if os.environ.get("FASTLAUNCH_CONFIG") and not config_may_lack:
-            hint = "FASTLAUNCH_CONFIG names it; `fastlaunch init` writes one"
+            hint = "FASTLAUNCH_CONFIG names it; `fastlaunch init` writes one; without AWS make an empty file"
             raise BadFile(path, "does not exist", hint=hint)
         region, region_from = login_region()
         return Settings(home=home, region=region, region_from=region_from)
