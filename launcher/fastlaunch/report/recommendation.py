@@ -14,7 +14,7 @@ from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
 from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.terminal import command_lines
-from fastlaunch.core.units import by_reason, counted
+from fastlaunch.core.units import by_reason
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
 from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text
@@ -30,8 +30,8 @@ from fastlaunch.report.text import (
     number,
 )
 
-#: The most table lines, and the most reasons, on a screen.
-_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_REASONS, _MOST_NAMES = 14, 7, 5, 1, 2
+#: The most table lines on a screen, and the most names in a note.
+_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_NAMES = 14, 7, 5, 2
 _MOST_PUBLISHED = 3
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
@@ -439,9 +439,7 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
     notes += _published(recommendation, lines)
     like = recommendation.job.like.setup
     if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
-        notes.append(
-            "the commands train on synthetic data and save nothing: add --data and --checkpoint-every"
-        )
+        notes.append("the commands use synthetic data and save nothing: --data, --checkpoint-every")
     reasons = by_reason(
         (
             (" on ".join(name for name in (out.recipe, out.instance) if name), out.reason)
@@ -451,10 +449,9 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
         ),
         _MOST_NAMES,
     )
-    notes += [f"left out: {line}" for line in reasons[:_MOST_REASONS]]
-    if len(reasons) > _MOST_REASONS:
-        more = counted(len(reasons) - _MOST_REASONS, "more reason")
-        notes.append(f"left out for {more}: --output json lists all")
+    if reasons:
+        more = f"; {len(reasons) - 1} more: --output json" if len(reasons) > 1 else ""
+        notes.append(f"left out: {reasons[0]}{more}")
     return notes
 
 
