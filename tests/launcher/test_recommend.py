@@ -739,7 +739,7 @@ def test_spot_is_left_out_unless_it_is_known_how_often_it_is_lost(
     found = data(capsys, *BF16_ONLY, *both)
     assert found["pick"]["purchase"] == "on-demand"
     reasons = [each["reason"] for each in found["left_out"] if each["instance"] == P5]
-    assert any("how often spot is lost is not known" in reason for reason in reasons)
+    assert any("how often spot of this type is lost is not known" in reason for reason in reasons)
     assert any("spot_losses_per_hour=" in warning for warning in found["warnings"])
     rates = ("--assume", "spot_losses_per_hour=0.2", "--assume", "spot_available=0.5")
     found = data(capsys, *BF16_ONLY, *both, *rates)
@@ -912,7 +912,10 @@ def screen(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
             ("--deadline", "30min", "--max-cost", "5"),
             r"No choice is certain to take .* 30\.0 min and \$5\.00\.",
         ),
-        (("--purchase", "spot"), r"Nothing can be recommended .*: how often spot is lost is not known\."),
+        (
+            ("--purchase", "spot"),
+            r"Nothing can be recommended .*: how often spot of this type is lost is not known\.",
+        ),
         (("--purchase", "spot", *ON_SPOT), r"Train on g6e\.xlarge with compile as spot: \$"),
     ],
 )

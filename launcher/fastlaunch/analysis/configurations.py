@@ -75,6 +75,7 @@ class LeftOut:
     instance: str | None  # None for all of them
     recipe: str | None
     reason: str
+    purchase: str | None = None  # the option that it cannot be bought by; None if that is not the reason
     # Options of `submit` with which the training fits in the GPU's memory; None unless that is the reason.
     fits: tuple[str, ...] | None = None
 

@@ -249,8 +249,11 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
                 training = _training(configurations[id], job)
                 whole = _cost(training, purchase, job, with_interval=not on_spot)
             except UserError as error:
-                what = f"{purchase.price.purchase}: {error.message}"
-                refused[LeftOut(instance=purchase.price.instance, recipe=None, reason=what)] = None
+                price = purchase.price
+                out = LeftOut(
+                    instance=price.instance, recipe=None, reason=error.message, purchase=price.purchase
+                )
+                refused[out] = None
                 if on_spot and purchase.market is None:
                     break
                 continue

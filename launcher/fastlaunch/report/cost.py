@@ -51,11 +51,14 @@ def sentence(cost: Cost, rate: Rate, *, what: str, purchase: str) -> str:
 
 def cost_text(cost: Cost, *, what: str = "90% range ") -> str:
     """Return `$577 (90% range 540 to 615), 5.90 h`. what: stands before the range, which may be missing."""
+    return f"{usd_text(cost, what=what)}, {hours_text(cost.hours.value)}"
+
+
+def usd_text(cost: Cost, *, what: str) -> str:
+    """Return `cost_text` without the time."""
     usd = cost.usd
-    limits = (
-        f" ({'' if usd.is_boundless else what}{usd.range_text(number)})" if usd.range_text(number) else ""
-    )
-    return f"${number(usd.value)}{limits}, {hours_text(cost.hours.value)}"
+    limits = usd.range_text(number)
+    return f"${number(usd.value)}" + (f" ({'' if usd.is_boundless else what}{limits})" if limits else "")
 
 
 def tokens_text(rate: Rate, usd: float, samples: float) -> str:

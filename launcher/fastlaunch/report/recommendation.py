@@ -10,14 +10,14 @@ from fastlaunch.analysis.anchors import CLASS_MEANINGS
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
-from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN, identify
+from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
 from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.terminal import command_lines
 from fastlaunch.core.units import by_reason
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
-from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text
+from fastlaunch.report.cost import cost_text, hours_text, rate_to_json, tokens_text, usd_text
 from fastlaunch.report.data import fields_to_json
 from fastlaunch.report.text import (
     NO_LETTERS,
@@ -140,7 +140,7 @@ def _extreme(recommendation: Recommendation) -> tuple[str, Choice, str] | None:
     limits = recommendation.limits
     if limits.deadline_hours is None:
         cheapest = recommendation.front[0]
-        return "cheapest", cheapest, _costs(cheapest).rpartition(", ")[0]
+        return "cheapest", cheapest, usd_text(cheapest.total, what="")
     if limits.budget_usd is None:
         fastest = recommendation.front[-1]
         return "fastest", fastest, hours_text(fastest.hours)
@@ -148,11 +148,8 @@ def _extreme(recommendation: Recommendation) -> tuple[str, Choice, str] | None:
 
 
 def _why_nothing(recommendation: Recommendation) -> Iterator[str]:
-    """Yield the reason why what could train cannot be bought, and its beginning; else that nothing can."""
-    out = recommendation.left_out[-1].reason.split(": ") if recommendation.left_out else []
-    if out and out[0] in OFFERS:
-        yield ": ".join(out[1:])
-        yield out[1]
+    """Yield the reason why what could train cannot be bought, if there is one; then that nothing can."""
+    yield from (out.reason for out in recommendation.left_out[-1:] if out.purchase is not None)
     yield "every candidate is left out"
 
 
@@ -442,7 +439,10 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
         notes.append("the commands use synthetic data and save nothing: --data, --checkpoint-every")
     reasons = by_reason(
         (
-            (" on ".join(name for name in (out.recipe, out.instance) if name), out.reason)
+            (
+                " on ".join(name for name in (out.recipe, out.instance) if name),
+                f"{out.purchase}: {out.reason}" if out.purchase else out.reason,
+            )
             for out in recommendation.left_out
             # The table of memory shows it.
             if out.fits is None
