@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import max_cost_usd
 from fastlaunch.core.errors import Throttled, Unreachable
-from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG
+from fastlaunch.core.ownership import ATTEMPT_TAG, MAX_MINUTES_TAG, OUTPUT_TAG, RUN_TAG, make_token
 from fastlaunch.core.paths import training_package
 from fastlaunch.core.plan import Plan, PlanObject, placeholders_in
 from fastlaunch.jobs.job import Job, node_arguments, run_environment
@@ -64,7 +64,7 @@ class Attempt:
     @property
     def token(self) -> str:
         """What AWS knows its request by."""
-        return f"{self.first}-a{self.number}"
+        return make_token(self.first, self.number)
 
     @property
     def agent(self) -> PlanObject:

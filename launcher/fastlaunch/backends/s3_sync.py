@@ -30,13 +30,13 @@ from fastlaunch.backends.node_report import is_sound, merged, time_of
 from fastlaunch.core import locks
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder, private, replace_file, writing
+from fastlaunch.core.ownership import parse_token
 from fastlaunch.core.units import size_text
 from fastlaunch_train.node.protocol import (
     GPU_USE,
     LOG,
     MAX_SEGMENT_BYTES,
     OUTPUT,
-    RUN_ID,
     SEGMENT,
     boot_name,
     is_output_file,
@@ -45,7 +45,6 @@ from fastlaunch_train.node.protocol import (
 )
 
 _NODE = re.compile(r"node-(\d+)")
-_TOKEN = re.compile(rf"(?P<run>{RUN_ID.pattern})-a(?P<n>\d+)")
 _LOCK = ".sync-lock"
 #: What models leave free on the disk, for records and logs.
 _FREE_BYTES = 2**30
@@ -130,7 +129,7 @@ def sync(
 
     listed = store.list_objects(region, bucket, prefix + "/", known_to=known_to)
     objects = {stored.key[len(prefix) + 1 :]: stored for stored in listed}
-    files = _by_file(objects, home, token, {_parts(token)[0], *run_ids})
+    files = _by_file(objects, home, token, {parse_token(token)[0], *run_ids})
     if left_out := _without_room(files, home, bucket):
         files = {path: segments for path, segments in files.items() if not _is_output(path, home)}
     is_over = Event()
@@ -280,20 +279,13 @@ def read_json(path: Path, token: str) -> Mapping[str, Any] | None:
 
 
 def _of_attempt(home: Path, token: str, name: str, suffix: str) -> Path:
-    run_id, number = _parts(token)
+    run_id, number = parse_token(token)
     return run_folder(home, run_id) / f"{name}-a{number}{suffix}"
 
 
 def _suffix(node: int) -> str:
     """Return the suffix that tells a node's files from those of node 0."""
     return "" if node == 0 else f"-node-{node}"
-
-
-def _parts(token: str) -> tuple[str, str]:
-    """Return the id of the attempt's first run and the attempt's number."""
-    parts = _TOKEN.fullmatch(token)
-    assert parts is not None, token
-    return parts["run"], parts["n"]
 
 
 def _by_file(

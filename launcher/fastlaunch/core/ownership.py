@@ -35,6 +35,17 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,6}", re.ASCII)
 _MOST_MINUTES = 366 * 24 * 60
 
 
+def make_token(run_id: str, attempt: int | str) -> str:
+    """Return the token of an attempt: names its request, its training job, its schedules and its folder."""
+    return f"{run_id}-a{attempt}"
+
+
+def parse_token(token: str) -> tuple[str, str]:
+    """Return the run id and the attempt's number that `make_token` joined."""
+    run_id, _, attempt = token.rpartition("-a")
+    return run_id, attempt
+
+
 def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
     """Return the token of the attempt that started an instance or a training job; None if it is not ours.
 
@@ -42,8 +53,8 @@ def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
     puts a word before the name of a job from a queue, and a digest behind it.
     """
     run_id, attempt = tags.get(RUN_TAG, ""), tags.get(ATTEMPT_TAG, "")
-    token = f"{run_id}-a{attempt}"
-    is_from_queue = (name or "").startswith(f"{BATCH_PREFIX}{run_id}-a")
+    token = make_token(run_id, attempt)
+    is_from_queue = (name or "").startswith(f"{BATCH_PREFIX}{make_token(run_id, '')}")
     is_ours = (
         (name == token or is_from_queue)
         and _RUN_ID.fullmatch(run_id)

@@ -20,7 +20,7 @@ from fastlaunch.core import locks
 from fastlaunch.core.data import to_data
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import LEDGER_NAME, close_to_others, make_folder, writing
-from fastlaunch.core.ownership import OUTPUT_TAG
+from fastlaunch.core.ownership import OUTPUT_TAG, make_token, parse_token
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.settings import Settings
 from fastlaunch.core.terminal import printable
@@ -344,7 +344,7 @@ class Ledger:
             row = self._file.one("SELECT backend FROM runs WHERE id = ?", (run_ids[0],))
             assert row is not None, run_ids[0]
             n = next_number(self._file, run_ids)
-            token = f"{run_ids[0]}-a{n}"
+            token = make_token(run_ids[0], n)
             plan = make_plan(n) if make_plan else None
             instance, num_nodes = machines_of(plan) if plan else (None, 1)
             attempt_id = self._file.insert(
@@ -666,7 +666,7 @@ class Ledger:
         without_runs = "id NOT IN (SELECT attempt_id FROM attempt_runs)"
         on_aws = f"{without_runs} AND backend IN ('ec2', 'sagemaker')"
         if row := self._file.one(f"SELECT token FROM attempts WHERE {on_aws} AND ended_at IS NULL"):
-            run_id = row[0].rpartition("-a")[0]
+            run_id, _ = parse_token(row[0])
             raise UserError(
                 f"what was started for run {run_id} may not have ended yet",
                 f"look for it with `fastlaunch status`, or end it: fastlaunch reap --run {run_id}",

@@ -8,6 +8,7 @@ from fastlaunch.backends.protocol import Backend
 from fastlaunch.core.data import read
 from fastlaunch.core.errors import UserError
 from fastlaunch.core.log_file import last_words
+from fastlaunch.core.ownership import parse_token
 from fastlaunch.core.plan import Ending, Plan, RunState
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.jobs.contents import script_now
@@ -44,7 +45,7 @@ def run_here(launch: LaunchContext, run_id: str, label: str) -> RunState:
             if run.script:
                 request = {
                     **request,
-                    "env": {**request["env"], "FASTLAUNCH_ATTEMPT": token.rpartition("-a")[2]},
+                    "env": {**request["env"], "FASTLAUNCH_ATTEMPT": parse_token(token)[1]},
                 }
             else:
                 request = {**request, "argv": [*request["argv"], "--resume"]}

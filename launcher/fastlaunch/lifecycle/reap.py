@@ -12,7 +12,7 @@ from fastlaunch.catalog.prices import paid_usd_per_hour
 from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import Throttled, Unreachable, UserError
 from fastlaunch.core.home import LEDGER_NAME
-from fastlaunch.core.ownership import RUN_ID
+from fastlaunch.core.ownership import RUN_ID, parse_token
 from fastlaunch.core.terminal import as_warning, report_line
 from fastlaunch.ledger.ledger import Ledger, open_ledger
 from fastlaunch.lifecycle.orphans import (
@@ -191,7 +191,7 @@ def _over(ledger: Ledger, inventory: Inventory) -> frozenset[str]:
 
 
 def _run_of(token: str | None) -> str | None:
-    return token and token.rpartition("-a")[0]
+    return token and parse_token(token)[0]
 
 
 def _ledger(context: World) -> AbstractContextManager[Ledger | None]:

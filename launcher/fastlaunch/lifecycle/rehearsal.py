@@ -38,6 +38,7 @@ from fastlaunch.catalog.container_images import find_base_image, public_uri
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.errors import EXIT_JOB_FAILED, UserError
 from fastlaunch.core.home import writing
+from fastlaunch.core.ownership import parse_token
 from fastlaunch.core.plan import CodeBundle, Plan
 from fastlaunch.jobs.build import Jobs
 from fastlaunch.jobs.code_bundle import make_bundle, wheel_folder
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     request = json.loads(text)
     token = request["TrainingJobName"]
     # Beside the run's files; docker compose names the containers after this folder.
-    root = s3_sync.run_folder(Path(home), token.rpartition("-a")[0]) / f"fastlaunch-{token}"
+    root = s3_sync.run_folder(Path(home), parse_token(token)[0]) / f"fastlaunch-{token}"
     root.mkdir(parents=True)
     ended = threading.Event()
     thread = threading.Thread(target=_bring_home, args=(root, Path(home), token, ended))

@@ -22,7 +22,7 @@ from fastlaunch.core.errors import (
     Unreachable,
     UserError,
 )
-from fastlaunch.core.ownership import OUTPUT_TAG, RUN_TAG, token_of
+from fastlaunch.core.ownership import OUTPUT_TAG, RUN_TAG, parse_token, token_of
 from fastlaunch.core.plan import Plan
 from fastlaunch.jobs.job import Job
 from fastlaunch_train.node.protocol import ABORT, STOP, skip_name
@@ -234,7 +234,7 @@ def _ids(handle: Mapping[str, Any]) -> list[str]:
 
 def _run_of(handle: Mapping[str, Any]) -> str:
     """Return the id of the attempt's first run, which its machines carry as a tag."""
-    return str(handle["token"]).rpartition("-a")[0]
+    return parse_token(handle["token"])[0]
 
 
 def _named(ids: Sequence[str]) -> str:

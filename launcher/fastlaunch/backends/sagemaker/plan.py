@@ -13,6 +13,7 @@ from typing import Any
 
 from fastlaunch.backends.node_agent import Attempt
 from fastlaunch.backends.site import Queue, Site
+from fastlaunch.core.ownership import make_token
 from fastlaunch.core.plan import PAYLOAD, Plan, PlanObject
 from fastlaunch.jobs.job import Job
 
@@ -63,7 +64,7 @@ def plan_sagemaker(
         number=attempt,
         site=site,
         max_minutes=max_minutes,
-        output=f"{checkpoints}/{first}-a{attempt}",
+        output=f"{checkpoints}/{make_token(first, attempt)}",
         agent_sha256=agent,
         root=root,
     )
