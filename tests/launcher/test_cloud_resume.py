@@ -405,6 +405,19 @@ def test_a_submission_that_goes_on_says_what_it_waits_for(world: World) -> None:
     assert world.attempt(run).handle is not None
 
 
+def test_it_may_be_stopped_while_it_waits_for_what_may_have_started(world: World) -> None:
+    world.aws.hidden_s = 600
+    run = world.add(noted=False)
+    world.ledger.set_sites(run.submission_id, [to_data(A)])
+    world.clock.at(50, lambda: setattr(world.stop, "by", "Ctrl-C"))
+    world.launcher().complete(run.submission_id, Submission(jobs_at=lambda _: (job(),)))
+    # Nothing is known of it yet, and `status` settles it.
+    assert world.attempt(run).ended_at is None and len(world.aws.live()) == 1
+    world.clock.sleep(600)
+    world.reconcile()
+    assert world.ledger.get(run.id).state is RunState.COMPLETED and len(world.aws.requests) == 1
+
+
 # Whether checkpoints are quick enough for spot, by what earlier runs measured
 
 

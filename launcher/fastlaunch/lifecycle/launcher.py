@@ -141,7 +141,8 @@ class Launcher(LaunchContext):
         sites = tuple(read(Site, site, "site") for site in self.ledger.sites_of(submission_id))
         options, looks = replace(submission.options, detach=False), self._looks(submission, run_ids)
         with self._launching(submission_id):
-            if sites and attempts and (last := attempts[-1]).ended_at is None:
+            # Without a handle, the user has stopped the wait for it.
+            if sites and attempts and (last := attempts[-1]).ended_at is None and last.handle is not None:
                 self._carry_out(last.run_ids, sites, jobs_of(runs), options, looks=looks, under_way=last)
             if not self.stop.by and (undone := self._reopen_undone(run_ids)):
                 # On this machine the runs that are done still count where runs are numbered.
