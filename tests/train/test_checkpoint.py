@@ -186,7 +186,7 @@ def test_data_that_are_not_known_are_no_other_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "step-00000001.pt").write_bytes(content)
-    with pytest.raises(RecipeError, match=r"step-00000001\.pt is not a checkpoint"):
+    with pytest.raises(RecipeError, match=r"step-00000001\.pt holds no checkpoint"):
         checkpointing(tmp_path).resume(last_step=9)
 
 

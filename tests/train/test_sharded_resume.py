@@ -92,6 +92,10 @@ def test_shards_of_two_ranks_go_on_on_another_number(tmp_path: Path) -> None:
             assert torch.equal(fsdp.local_shard(tensor), torch.cat(parts)), name
         with pytest.raises(RecipeError, match="another batch_size, world_size"):
             toy.checkpointing(path.parent, stepper, **{**identity, "batch_size": 4}).resume(last_step=4)
+        for content in (b"", shard_path(path, 0).read_bytes(), shard_path(path, 1).read_bytes()[:500]):
+            shard_path(path, 1).write_bytes(content)
+            with pytest.raises(RecipeError, match=r"a1\.00001-of-00002\.distcp holds no checkpoint"):
+                toy.checkpointing(path.parent, stepper, **identity).resume(last_step=4)
         shard_path(path, 1).unlink()
         assert toy.checkpointing(path.parent, stepper, **identity).resume(last_step=4) == 0
     finally:

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 
 from fastlaunch_train.process.failures import unsaved
+from fastlaunch_train.recipes.recipe import RecipeError
 
 #: By a tensor's name: its dtype, its shape, and its parts as offsets, shape and the rank whose file holds it.
 Index = Mapping[str, tuple[torch.dtype, list[int], list[tuple[list[int], list[int], int]]]]
@@ -46,9 +48,13 @@ def load_shards(
 ) -> None:
     """Fill tensors in place, which are sharded over the present ranks. All ranks call it.
 
-    path_of: the file of a rank that saved them; every rank reads those that it needs.
+    path_of: the file of a rank that saved them; every rank reads those that it needs. Raises on every rank
+    what one of them met: RecipeError for a damaged file.
     """
-    state_dict_loader.load(dict(tensors), storage_reader=_Reader(path_of, index), process_group=group)
+    try:
+        state_dict_loader.load(dict(tensors), storage_reader=_Reader(path_of, index), process_group=group)
+    except CheckpointException as error:
+        raise next(failure[0] for failure in error.failures.values()) from None
 
 
 def write_whole(path: Path, content: Any) -> None:
@@ -71,6 +77,12 @@ def write_whole(path: Path, content: Any) -> None:
         if refusal is None:
             raise
         raise refusal from error
+
+
+def damaged(path: Path, error: Exception) -> RecipeError:
+    """Return the error for a file of a checkpoint that cannot be read."""
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return RecipeError(f"{path} holds no checkpoint: {why}", "remove it, so that the one before is taken")
 
 
 class _Writer(StorageWriter):
@@ -171,10 +183,15 @@ class _Reader(StorageReader):
     def _part(self, place: tuple[Any, ...]) -> torch.Tensor:
         name, *offsets = place
         rank = next(rank for begin, _, rank in self._index[name][2] if begin == offsets)
-        if rank not in self._opened:
-            path = str(self._path_of(rank))
-            self._opened[rank] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        part: torch.Tensor = self._opened[rank][place]
+        path = self._path_of(rank)
+        try:
+            if rank not in self._opened:
+                self._opened[rank] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            part: torch.Tensor = self._opened[rank][place]
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise damaged(path, error) from None
         return part
 
     @classmethod

@@ -28,7 +28,7 @@ from torch.utils._pytree import keystr, tree_map, tree_map_with_path
 from fastlaunch_train.checks.finiteness import first_names, not_finite, not_finite_message
 from fastlaunch_train.distributed import fsdp
 from fastlaunch_train.distributed.parallel import Process, agree, broadcast_object, gather_object
-from fastlaunch_train.distributed.shard_files import load_shards, save_shards, write_whole
+from fastlaunch_train.distributed.shard_files import damaged, load_shards, save_shards, write_whole
 from fastlaunch_train.loop.evaluation import Evaluations
 from fastlaunch_train.loop.training import PhaseClock, Saves
 from fastlaunch_train.process.failures import NanLossError, UnsavedError
@@ -377,10 +377,7 @@ def read_checkpoint(path: Path, *, identity: Identity) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        raise RecipeError(
-            f"{path} is not a checkpoint: {(str(error).splitlines() or [type(error).__name__])[0]}",
-            "remove it, so that the one before is taken",
-        ) from None
+        raise damaged(path, error) from None
     different = identity.differing(saved, can_reshard="index" in content)
     if different:
         as_saved = ", ".join(f"{name} {vars(saved)[name]}" for name in different)
