@@ -266,6 +266,7 @@ def test_a_run_that_is_under_way_is_not_said_to_have_measured_nothing(
     ("argv", "part"),
     [
         (["nope"], "unknown run"),
+        (["/"], "fastlaunch runs import /"),
         (["recipe=nope"], "no run"),
         (["--baseline", "bf61"], "did you mean bf16"),
         (["--usd-per-hour", "0"], "--usd-per-hour"),

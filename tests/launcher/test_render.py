@@ -13,7 +13,7 @@ from fake_summaries import changed
 from fastlaunch.api.results import Runs, Submitted
 from fastlaunch.cli.render import print_run_rows, print_runs, print_table, run_row, runs_sentence
 from fastlaunch.core.log_file import LOG
-from fastlaunch.core.plan import RunState
+from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.terminal import plain_output
 from fastlaunch.core.units import in_ms
 from fastlaunch.jobs.job import Job
@@ -215,3 +215,15 @@ def test_planned_runs_that_were_not_needed_take_one_line(
     assert capsys.readouterr().out.splitlines()[-2:] == ["10 planned runs were not needed.", ""]
     print_run_rows([], num_unneeded=1)
     assert capsys.readouterr().out == "1 planned run was not needed.\n\n"
+
+
+def test_a_script_without_torch_is_told_the_extra_and_what_came_after_it_takes_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.txt").write_text("ModuleNotFoundError: No module named 'torch'\n", encoding="utf-8")
+    failed = replace(a_run(RunState.FAILED, tmp_path), reason="failed: exit code 1")
+    after = replace(a_run(RunState.CANCELLED), id="later", ending=Ending.EARLIER_FAILED)
+    print_runs([failed, after, replace(after, id="last")], output="table")
+    printed = capsys.readouterr()
+    assert "Not started after these failures: 2 planned runs." in printed.out and "later" not in printed.out
+    assert "  pip install 'fastlaunch[train]'" in printed.err.splitlines()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fastlaunch.lifecycle.world import World
 
 _NUM_LOG_LINES = 20
+#: The end of a script's log in a Python without torch, which comes with an extra.
+_NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 #: The start of the training's own error lines in a log.
 _OUR_ERROR = "error: "
 
@@ -195,7 +197,9 @@ def _shorten(
                 row["recipe"] = f"{row['recipe'][: room - len(_CUT)]}{_CUT}"
 
 
-def print_run_rows(rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0) -> None:
+def print_run_rows(
+    rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0, num_after_failed: int = 0
+) -> None:
     """Print rows as `run_row` makes them, how many planned runs have none, and an empty line."""
     # Both follow from the step time.
     columns = keyed(RUN_HEADERS, {"samples_per_s": SPARE, "tokens_per_s": SPARE})
@@ -204,6 +208,8 @@ def print_run_rows(rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0) 
     if num_unneeded:
         verb = "was" if num_unneeded == 1 else "were"
         lines.append(f"{counted(num_unneeded, 'planned run')} {verb} not needed.")
+    if num_after_failed:
+        lines.append(f"Not started after these failures: {counted(num_after_failed, 'planned run')}.")
     print_table("\n".join([*lines, ""]))
 
 
@@ -283,8 +289,10 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         ):
             # The sentence below gives this reason.
             rows[at]["note"] = None
-        needed = [row for row, run in zip(rows, runs, strict=True) if not run.is_unneeded]
-        print_run_rows(needed, num_unneeded=len(runs) - len(needed))
+        started = [row for row, run in zip(rows, runs, strict=True) if not run.is_unstarted]
+        num_unneeded = sum(run.is_unneeded for run in runs)
+        num_after_failed = len(runs) - len(started) - num_unneeded
+        print_run_rows(started, num_unneeded=num_unneeded, num_after_failed=num_after_failed)
         print_text(runs_sentence(runs, answer))
         print_models(runs)
         for name, texts in _uncounted(runs).items():
@@ -298,6 +306,8 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         lines = lines[after[-1] :] if after else lines and [f"the end of {failed.directory / LOG}:", *lines]
         if lines:
             click.echo("\n".join(lines), err=True)
+        if any(line.endswith(_NO_TORCH) for line in lines):
+            click.echo("  pip install 'fastlaunch[train]'", err=True)
     next_command(_next(runs, failed))
 
 

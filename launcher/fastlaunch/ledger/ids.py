@@ -4,8 +4,10 @@ import hashlib
 import json
 import random
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from fastlaunch.core.data import to_data
@@ -142,7 +144,10 @@ def named_run(query: _Query, name: str) -> str:
             return str(ids[0])
         shown = first_names(ids, _MAX_CANDIDATES)
         raise UserError(f"{name!r} fits {len(ids)} runs: {shown}", "give more of the id")
-    raise UnknownName("run", name, (), hint="`fastlaunch runs list` shows what there is")
+    hint = "`fastlaunch runs list` shows what there is"
+    if Path(name).exists():
+        hint = f"these are records: fastlaunch runs import {shlex.quote(name)}, then fastlaunch compare"
+    raise UnknownName("run", name, (), hint=hint)
 
 
 def _checked(text: str) -> str:

@@ -78,6 +78,11 @@ class Run:
         """Whether its row was settled without it."""
         return self.ending is Ending.NOT_NEEDED
 
+    @property
+    def is_unstarted(self) -> bool:
+        """Whether it was not started, as its row was settled or an earlier run of its recipe failed."""
+        return self.is_unneeded or self.ending is Ending.EARLIER_FAILED
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
