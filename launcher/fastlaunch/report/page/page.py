@@ -4,9 +4,11 @@ import base64
 import datetime
 import gzip
 import hashlib
+import html
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -55,6 +57,8 @@ SHIPPED = ("report.html.j2", "report.css", "report.js")
 MOST_RANKS = 300
 #: The most rows with their names beside their points.
 _MOST_LABELS = 14
+#: A name with hyphens that fits a line of a phone.
+_NAME = re.compile(r"(?=.{1,32}$)\S*\w-\w\S*")
 #: Digits of numbers in charts.
 _DIGITS = 4
 _S_PER_HOUR = 3600.0
@@ -102,6 +106,7 @@ def as_html(given: PageInput, bundle: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["whole"] = _whole
     page = environment.get_template("report.html.j2")
     style, script = shipped_text("report.css"), shipped_text("report.js")
     return page.render(
@@ -207,6 +212,21 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
     )
 
 
+class _Html(str):
+    """HTML, which the template does not escape."""
+
+    def __html__(self) -> str:
+        return self
+
+
+def _whole(text: str) -> _Html:
+    """Return the text as HTML in which a short name, such as `fp8-frozen`, does not break at its hyphens."""
+    words = map(html.escape, text.split(" "))
+    return _Html(
+        " ".join(f'<span class="whole">{word}</span>' if _NAME.fullmatch(word) else word for word in words)
+    )
+
+
 def _packed(value: object) -> str:
     """Return plain data as gzipped JSON in base64: a third as long, and unable to end a script element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -253,6 +273,10 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     colours = _colours(ordered)
     predicted = _predicted(given, workload, rows)
     named = _colour_names(ordered, predicted, colours)
+    # The chart's points have the letters of the rows, and further ones if need be.
+    of_chart = Letters(
+        [*(row.setup.known_recipe or row.setup.recipe for row in rows), *(of.recipe for of in predicted)]
+    )
     prices = {_place_key(row): row for row in rows if row.speed.samples_per_s}
     numbers = {id(row): number for number, row in enumerate(ordered)}
     data: dict[str, Any] = {
@@ -263,7 +287,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
             | {"base": next((numbers[id(base)] for base in ordered if _is_base(base, row)), None)}
             for row in ordered
         ],
-        "predicted": [_predicted_data(of, _short(of, predicted), colours, prices) for of in predicted],
+        "predicted": [_predicted_data(of, of_chart, colours, prices) for of in predicted],
         "mostLabels": _MOST_LABELS,
         "prices": _price_history(rows, given.catalogue, given.today),
         "parts": list(_parts(ordered, names)),
@@ -289,6 +313,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "cheaper": _cheaper(rows, predicted, unit),
         "verdict": _VERDICT,
         "legend": letters.legend(),
+        "chart_legend": of_chart.legend(),
         "groups": [
             (heading, [_row_text(row, columns, numbers[id(row)]) for row in of_group])
             for heading, of_group in _groups(ordered).items()
@@ -438,7 +463,7 @@ def _short(of: Predicted, predicted: Sequence[Predicted]) -> str:
 
 
 def _predicted_data(
-    of: Predicted, short: str, colours: Callable[[Recipe | str], str], prices: Mapping[str, Row]
+    of: Predicted, letters: Letters, colours: Callable[[Recipe | str], str], prices: Mapping[str, Row]
 ) -> dict[str, Any]:
     # A price typed for a GPU that is charged as this instance type applies to the type.
     place = next(
@@ -452,7 +477,7 @@ def _predicted_data(
     return {
         **place,
         "name": of.name,
-        "short": short,
+        "short": f"{letters(of.recipe)} on {of.instance}",
         "colour": colours(of.recipe),
         "usdPerHour": of.usd_per_hour,
         "hours": _interval(of.hours),

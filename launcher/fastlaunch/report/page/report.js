@@ -9,6 +9,9 @@ const DARK_COLOURS = ["#56b4e9", "#f0883e", "#2fc08f", "#e58ac0", "#d9b945", "#f
 const ERRORS = 1; // of Vega's log levels: it warns of every data set that is empty
 const OUTLIER = 1.5; // times the median
 const BAR_HEIGHT = 24;
+// Of a point's label, as shares of the chart.
+const LABEL_HEIGHT = 0.08;
+const LABEL_WIDTH = 0.5;
 
 const isNarrow = () => window.innerWidth < 600;
 
@@ -147,9 +150,9 @@ class Section {
       ({ ...point(of.name, of.colour, "predicted", of.hours, of.usd, true), short: of.short }));
     const all = [...points, ...predicted];
     const best = front(all);
-    // Of many the ends of the front, and the first that was measured: more would hide each other. A phone has room
-    // for the cheapest, in two lines.
-    const named = isNarrow() ? [best.at(-1)] : all.length <= data.mostLabels ? all : [best[0], best.find(({ kind }) => kind === "measured"), best.at(-1)];
+    // The best row and the ends of the front, where they do not hide each other. A phone has room for the cheapest, in
+    // two lines.
+    const named = isNarrow() ? [best.at(-1)] : apart(all.length <= data.mostLabels ? [...best, ...all] : [points[0], best.at(-1), best[0]], all);
     const hours = all.map((of) => of.hours);
     const middle = Math.sqrt(Math.min(...hours) * Math.max(...hours));
     for (const of of all) {
@@ -159,6 +162,7 @@ class Section {
     if (this.show("cost", points.length > 0)) {
       this.element.querySelector("[data-predicted]").hidden = !predicted.length;
       this.element.querySelector("[data-unranked]").hidden = points.every(({ ranked }) => ranked);
+      this.element.querySelector("[data-front]").hidden = best.length < 2;
       draw(this.chart("cost"), data.specs.cost, { rows: all, front: best });
     }
     const inDollars = points.length > 0;
@@ -276,6 +280,21 @@ function front(points) {
   const kept = [];
   for (const of of points.filter(({ ranked }) => ranked).sort((a, b) => a.hours - b.hours || a.usd - b.usd)) {
     if (!kept.length || of.usd < kept.at(-1).usd) kept.push(of);
+  }
+  return kept;
+}
+
+// Those of `named` whose labels do not hide a label before them.
+function apart(named, all) {
+  const distance = (name, share) => {
+    const ends = all.flatMap((of) => [of[`${name}_low`] ?? of[name], of[`${name}_high`] ?? of[name]]).map(Math.log);
+    const least = share * (Math.max(...ends) - Math.min(...ends));
+    return (of, other) => Math.abs(Math.log(of[name] / other[name])) < least;
+  };
+  const [isLevel, isBeside] = [distance("usd", LABEL_HEIGHT), distance("hours", LABEL_WIDTH)];
+  const kept = [];
+  for (const of of named) {
+    if (of && !kept.some((other) => isLevel(of, other) && isBeside(of, other))) kept.push(of);
   }
   return kept;
 }
