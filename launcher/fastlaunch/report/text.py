@@ -211,17 +211,12 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
     more = f"{says}, {_times_that(share, other, is_rate=is_rate, short=short)}"
     if best.kind == NO_INTERVAL:
         return f"{more}, without an interval"
-    unsettled = "; best not settled" if len(_judged(best)) > 1 else ""
+    unsettled = "; best not settled" if len(best.may_be_best) > 1 else ""
     if best.kind == BETTER:
         return f"{more}{between(ratio)}{unsettled}"
     of_second = _ratio(second, priced)
     assert best.kind == WORSE and of_second is not None
     return f"{more}{between(reciprocal(of_second))}{unsettled}"
-
-
-def _judged(best: Best) -> list[Row]:
-    """Return the rows with an interval that may be best."""
-    return [row for row in best.may_be_best if row.verdict.kind != NO_INTERVAL]
 
 
 def amount_of(best: Best) -> float | None:
@@ -244,7 +239,9 @@ def _beside(rows: Sequence[Row], best: Best | None, letters: Letters) -> list[st
     if best is None:
         return []
     asides: list[str] = []
-    judged = [name_of(row, rows, letters=letters) for row in _judged(best)]
+    judged = [
+        name_of(row, rows, letters=letters) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL
+    ]
     if best.kind in (BETTER, WORSE) and len(judged) > 1:
         asides.append(f"best is one of: {', '.join(judged)}")
     # If a row stands alone, the sentence itself mentions the others.
