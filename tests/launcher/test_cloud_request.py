@@ -153,6 +153,7 @@ SECRET = "HUB=arn:aws:secretsmanager:us-east-1:123456789012:secret:team/hub-x1y2
         ({"secrets": (SECRET.replace(":secret:", ":secrets:"),)}, {}, "names neither", ":secret:NAME"),
         # What it needs.
         ({"inputs": ("d=s3:/b",)}, {}, "--input d=s3:/b is no folder in S3", "d=s3://BUCKET/PREFIX"),
+        ({"inputs": ("d=s3://b-1/*",)}, {}, "--input d=s3://b-1/* has one of", "all that lies below it"),
         ({"inputs": ("d=s3://b-1/<p>",)}, {}, "is no folder in S3", "s3://"),
         ({"inputs": ("Runs=s3://b-1",)}, {}, "'Runs' cannot be the name", "are taken"),
         ({"inputs": ("../d=s3://b-1",)}, {}, "'../d' cannot be the name", "letters, digits"),

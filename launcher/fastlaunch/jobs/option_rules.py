@@ -196,6 +196,12 @@ def check_folder(uri: str, *, form: str = "") -> None:
     """Raise UserError unless the text is the URI of a folder in S3. form: what is typed before it."""
     if not FOLDER.fullmatch(uri) or not uri.isprintable():
         raise UserError(f"--input {form}{uri} is no folder in S3", f"give {form}s3://BUCKET/PREFIX")
+    # In a policy they stand for other text, and in a folder's name for themselves.
+    if any(character in uri for character in "*?$"):
+        raise UserError(
+            f"--input {form}{uri} has one of * ? $",
+            "name a folder without them: all that lies below it is fetched",
+        )
 
 
 def _check_requirements(options: Options) -> None:
