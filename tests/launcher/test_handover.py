@@ -95,6 +95,11 @@ def test_a_recommendation_is_handed_over_as_the_command_that_it_names(
     assert "train: fastlaunch submit" in printed.err
     assert run([*picked, "--emit", "skypilot"]) == 2
     assert "fastlaunch build --push" in capsys.readouterr().err
+    assert run([*picked, "--purchase", "capacity-block", "--emit", "dstack", "--image", IMAGE]) == 2
+    assert "bought as a capacity-block is handed over to no engine" in capsys.readouterr().err
+    assert run([*picked, "--max-cost", "1", "--emit", "dstack", "--image", IMAGE]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and "None for $1.00" in printed.err
     assert run([*picked, "--image", IMAGE]) == 2
     assert "--image is for --emit" in capsys.readouterr().err
 

@@ -552,6 +552,8 @@ def test_small_cards_are_predicted_with_their_class_and_range(capsys: pytest.Cap
     ("workload", "options"),
     [
         ("vit-huge", ("--max-nodes", "2", "--deadline", "4h")),
+        # There fp8-fused would be the cheapest, with too few samples on each GPU.
+        ("vit-huge", ("--max-nodes", "4", "--deadline", "3h")),
         ("gpt2-xsmall", ()),
         ("distilbert-imdb", ()),
         ("timm:resnet50", ()),
@@ -562,7 +564,7 @@ def test_the_commands_are_taken_by_submit(
 ) -> None:
     sizes["timm:resnet50"] = {"num_parameters": 25_557_032, "flops_per_sample": 24_400_000_000}
     found = data(capsys, "--workload", workload, "--samples", "100M", *options)
-    assert found["pick"]["num_nodes"] <= 2
+    assert found["pick"]["num_nodes"] <= 4
     commands = [found["command"], *([each["command"]] if (each := found["next_experiment"]) else [])]
     for command in commands:
         words = [IMAGE if word == "URI@sha256:..." else word for word in shlex.split(command)]

@@ -370,11 +370,16 @@ def _queries(
                             else None,
                         )
                         continue
-                    fitting.add((label, num_nodes))
                     recipe = _in_parts(recipe_facts.recipe, batch // part)
                     if recipe is None:
                         leave(name, label, f"a batch of {batch} per GPU does not fit in memory, nor in parts")
                         continue
+                    if isinstance(recipe, Recipe) and (
+                        problem := batch_problem(recipe, batch, subject.sequence_length)
+                    ):
+                        leave(name, label, f"{problem[0]} (per GPU, on {num_gpus} GPUs)")
+                        continue
+                    fitting.add((label, num_nodes))
                     yield Query(
                         instance=instance,
                         num_nodes=num_nodes,

@@ -30,7 +30,7 @@ from fastlaunch.core.activity import activity
 from fastlaunch.core.errors import EXIT_DONE, EXIT_JOB_FAILED, UserError
 from fastlaunch.core.terminal import as_warning
 from fastlaunch.core.units import above_zero, parse_duration_s
-from fastlaunch.lifecycle.handover import ENGINES
+from fastlaunch.lifecycle.handover import ENGINES, check_purchase
 
 
 def _hours(text: str) -> float:
@@ -146,8 +146,8 @@ def recommend(
     with answer_first() as context:
         with activity("weighing what could be bought"):
             recommendation = api.recommend(workload, context=context, **options)
-        if emit and recommendation.pick:
-            # The task file goes to stdout; what it is goes beside it.
+        if emit:
+            # Only the task file goes to stdout.
             click.echo(as_text(recommendation, width=output_width()), err=True)
         elif output == "json":
             print_json(recommendation.to_json())
@@ -158,6 +158,7 @@ def recommend(
     for warning in recommendation.warnings:
         click.echo(wrapped(as_warning(warning)), err=True)
     if emit and recommendation.pick:
+        check_purchase(emit, recommendation.pick.purchase.price.purchase)
         return _emit(recommendation.command, emit, given)
     experiment = recommendation.experiment
     command = (experiment and experiment.command) or recommendation.command

@@ -74,7 +74,7 @@ def task_file(engine: str, jobs: Sequence[Job], site: Site) -> str:
 
 
 def _check(engine: str, given: Submission) -> None:
-    site, purchase = given.site, given.first.terms.purchase
+    site = given.site
     if "<" in site.image or "@sha256:" not in site.image:
         raise UserError(
             f"{engine} needs an image that holds the training code",
@@ -96,19 +96,24 @@ def _check(engine: str, given: Submission) -> None:
         )
     if site.backend == "sagemaker":
         raise UserError(f"{engine} runs nothing on SageMaker", "give the instance type without ml.")
-    if purchase == "capacity-block":
-        raise UserError(
-            f"a capacity block is handed over to no engine, and {engine} would buy on demand",
-            "leave out --purchase, or submit without --emit",
-        )
-    if engine in ("sbatch", "batch") and given.is_spot:
-        raise UserError(
-            f"{engine} starts no spot machines: how its nodes are bought is the cluster's",
-            "leave out --purchase, or give --emit skypilot or dstack",
-        )
+    check_purchase(engine, given.first.terms.purchase)
     if engine == "batch" and given.first.script:
         raise UserError(
             "AWS Batch has nothing but the image, and no script of yours", "build the script into an image"
+        )
+
+
+def check_purchase(engine: str, purchase: str) -> None:
+    """Raise UserError if the engine does not buy so."""
+    if purchase not in ("on-demand", "spot"):
+        raise UserError(
+            f"what is bought as a {purchase} is handed over to no engine, and {engine} would buy on demand",
+            "leave out --purchase, or submit without --emit",
+        )
+    if engine in ("sbatch", "batch") and purchase == "spot":
+        raise UserError(
+            f"{engine} starts no spot machines: how its nodes are bought is the cluster's",
+            "leave out --purchase, or give --emit skypilot or dstack",
         )
 
 
