@@ -258,6 +258,15 @@ class SimulatedInstance:
         docker = ["/sim/bin/docker", "kill", "fastlaunch"]
         subprocess.run([*enter, "chroot", str(inside), *docker], check=True, stdout=subprocess.DEVNULL)
 
+    def kill_rank(self, rank: int) -> None:
+        """A rank of its training is killed, and neither torchrun nor what the rank has started."""
+        for process in _descendants(self._process.pid):
+            with suppress(OSError):
+                if f"RANK={rank}".encode() in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+                    os.kill(process, signal.SIGKILL)
+                    return
+        raise AssertionError(f"no rank {rank} runs; its console:\n{self.console}")
+
     def kill_agent(self) -> None:
         """The node agent is killed, and can do nothing more."""
         for process in _descendants(self._process.pid):

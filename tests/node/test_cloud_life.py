@@ -486,6 +486,28 @@ def test_a_script_that_spot_interrupts_goes_on_with_what_it_saved(world: World, 
     assert_script_went_on(run)
 
 
+def test_a_script_that_is_killed_goes_on_with_what_it_saved_on_its_machine(
+    world: World, script: Path
+) -> None:
+    dies = """
+    if (step, os.environ["FASTLAUNCH_ATTEMPT"]) == (600, "1"):
+        os.kill(os.getpid(), 9)
+"""
+    often = "from fastlaunch_train.script import recording\nrecording.CHECKPOINT_EVERY_S = 1.0\n"
+    head, loop, tail = RESUMABLE.partition("    total += step\n")
+    (script / "train.py").write_text(f"{often}{head}{loop}{dies}{tail}")
+    (run,) = submit_script(world, script, Script(command=("python", "train.py")))
+    assert run.state is RunState.COMPLETED, consoles(world)
+    assert run.summary is not None and run.directory is not None
+    assert (run.directory / "output" / "result").read_text() == str(sum(range(1, 1001)))
+    first, again = (read_record(run.directory / f"rank-00000-attempt-{number}.jsonl") for number in (1, 2))
+    assert first.steps[-1].step >= again.steps[0].step - 1 > 0 and again.steps[-1].step == 1000
+    assert "SIGKILL" in again.header["restarted_after"]
+    # Steps that were done twice count once, and one machine was paid for.
+    assert (run.summary.num_steps, run.summary.status, run.summary.problems) == (1000, "completed", ())
+    assert len(world.scene.started) == 1
+
+
 def put_model(scene: Account, folder: Path) -> Path:
     """Publish a tiny model below s3://BUCKET/models/tiny/."""
     for path in publish(folder).iterdir():

@@ -34,6 +34,7 @@ from simulated_instance import SimulatedInstance
 
 from fastlaunch.aws.policies import names_by_hand, policy
 from fastlaunch.jobs.code_bundle import pack
+from fastlaunch.measure.outcome import outcome_of
 from fastlaunch_train.node.protocol import IDLE_CODE, NodeProgram
 
 RECORD = "rank-00000-attempt-1.jsonl"
@@ -179,6 +180,27 @@ def test_a_run_that_fails_does_not_stop_the_next_one(scene: Scene) -> None:
     traceback = scene.joined(program)[f"node-0/{FIRST}/traceback-rank-00000-attempt-1.txt"]
     assert b"ValueError: no such thing" in traceback
     assert_records_arrived(scene, instance, program, 2)
+
+
+def test_a_run_that_fails_at_the_same_step_is_begun_again_once(scene: Scene) -> None:
+    failing = node_run(FIRST, steps=9, checkpoint_every=2, FAKE_FAIL_AT="7")
+    program = node_program(failing, node_run(SECOND))
+    assert scene.launch(program).wait() == "shutdown"
+    status = scene.status(program)
+    assert ends(status) == [("failed", 1), ("completed", 0)]
+    first, again = (scene.record(program, number=number) for number in (1, 2))
+    assert (steps(first), steps(again)) == ([1, 2, 3, 4, 5, 6], [])
+    assert f"node-0/{FIRST}/rank-00000-attempt-3.jsonl" not in scene.joined(program)
+    assert outcome_of([first, again]).reason == "failed: ValueError: no such thing, and again after a restart"
+
+
+def test_records_of_another_attempt_follow_those_of_a_run_that_was_begun_again(scene: Scene) -> None:
+    run = node_run(FIRST, steps=9, checkpoint_every=2, FAKE_FAIL_AT="7")
+    first = node_program(run)
+    assert scene.launch(first).wait() == "shutdown"
+    second = node_program(replace(run, environment={}), attempt=2)
+    assert scene.launch(second).wait() == "shutdown"
+    assert steps(scene.record(second, number=3)) == [7, 8, 9]
 
 
 PENDING = report(1, {0: {"remapped_row_pending": "Yes"}})
@@ -490,6 +512,23 @@ def test_real_fine_tuning_reads_an_uploaded_file_and_sends_its_checkpoints(scene
     assert scene.status(program)["outcome"] == "completed", scene.joined(program)
     assert len(scene.record(program).steps) == 6
     scene.wait_for(f"{RUNS}/{FIRST}/checkpoints/step-00000006.pt")
+
+
+def test_a_rank_that_is_killed_goes_on_from_the_last_checkpoint_to_the_bit(scene: Scene) -> None:
+    training = {"steps": 300, "checkpoint_every": 50, "FASTLAUNCH_NPROC": "2", **ONE_THREAD}
+    real: dict[str, Any] = {"training": "real", "scale": 10.0}
+    alone = node_program(node_run(SECOND, **training))  # type: ignore[arg-type]
+    assert scene.launch(alone, **real).wait(300) == "shutdown"
+    program = node_program(node_run(FIRST, **training))  # type: ignore[arg-type]
+    instance = scene.launch(program, **real)
+    scene.wait_for(f"{RUNS}/{FIRST}/checkpoints/step-")
+    instance.kill_rank(1)
+    assert instance.wait(300) == "shutdown"
+    assert ends(scene.status(program)) == [("completed", 0)], scene.joined(program)
+    before, after = (scene.record(program, number=number) for number in (1, 2))
+    assert after.header["first_step"] in range(51, 300, 50)
+    assert "SIGKILL" in after.header["restarted_after"]
+    assert losses(before, after) == losses(scene.record(alone, SECOND))
 
 
 def test_real_training_that_spot_interrupts_goes_on_where_it_was(scene: Scene) -> None:

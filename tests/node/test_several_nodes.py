@@ -120,6 +120,24 @@ def test_a_run_that_dies_on_one_node_ends_on_both_and_the_next_one_is_done(
     assert "abort-1" in scene.keys(program.output) and "abort" not in scene.keys(program.output)
 
 
+@pytest.mark.parametrize("recipe", ["fp32", "fsdp2"])
+def test_a_rank_that_is_killed_begins_the_run_again_on_both_nodes(
+    recipe: str, scene: Scene, launch: Launch
+) -> None:
+    run = run_of(FIRST, recipe=recipe, steps=250, checkpoint_every=50)
+    program = two_nodes(run, max_minutes=600)
+    nodes = launch(program)
+    scene.wait_for(f"{RUNS}/{FIRST}/checkpoints/step-")
+    nodes[1].kill_rank(1)
+    statuses = ended(scene, nodes, program)
+    assert [states(status) for status in statuses] == [["completed"]] * 2, nodes[1].console
+    for rank in (0, 1):
+        before, after = (scene.record(program, rank=rank, number=number) for number in (1, 2))
+        assert after.header["first_step"] in range(51, 250, 50)
+        assert [*losses(before, after)] == [*range(1, 251)]
+    assert "abort-1.0" in scene.keys(program.output) and "abort-1" not in scene.keys(program.output)
+
+
 def test_a_machine_that_vanishes_stops_the_other_one(scene: Scene, launch: Launch) -> None:
     program = two_nodes(run_of(FIRST, steps=LONG), run_of(SECOND))
     nodes = launch(program)

@@ -72,6 +72,15 @@ def test_a_run_that_idles_is_ended_and_the_next_one_is_done(jobs: TrainingScene)
     assert steps(jobs.record(job)) == [1, 2, 3]
 
 
+def test_a_run_that_fails_at_the_same_step_is_begun_again_once(jobs: TrainingScene) -> None:
+    failing = tiny_job(steps=9, checkpoint_every=2)
+    job = jobs.launch(training_plan(failing, environment={"FAKE_FAIL_AT": "7"}))
+    assert job.wait() == "Failed", job.console
+    assert ends(jobs.status(job)) == [("failed", 1)]
+    assert [steps(jobs.record(job, number=number)) for number in (1, 2)] == [[1, 2, 3, 4, 5, 6], []]
+    assert "ValueError: no such thing, and again after a restart (run" in job.failure_reason
+
+
 @pytest.mark.parametrize("notice", [True, False])
 def test_spot_interrupted_goes_on_and_truncates_nothing(notice: bool, jobs: TrainingScene) -> None:
     runs = (tiny_job(steps=num, checkpoint_every=5, purchase="spot") for num in (3, 60))

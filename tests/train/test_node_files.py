@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from fastlaunch_train.node.commands import Clock
 from fastlaunch_train.node.outputs import NotRegular, hold, opened
-from fastlaunch_train.node.protocol import MAX_OUTPUT_FILE_BYTES, is_echo, newest_checkpoint
-from fastlaunch_train.node.sagemaker import FAILURE_CHARS, last_attempt, write_failure
+from fastlaunch_train.node.protocol import MAX_OUTPUT_FILE_BYTES, is_echo, last_attempt, newest_checkpoint
+from fastlaunch_train.node.sagemaker import FAILURE_CHARS, write_failure
 from fastlaunch_train.node.shelf import Shelf
 from fastlaunch_train.node.uploads import Segments, Uploads, before_end, checkpoints
-from fastlaunch_train.node.verdicts import cause_of
+from fastlaunch_train.node.verdicts import cause_of, is_lasting, noted_step
+from fastlaunch_train.script.checkpoints import Note, write_note
 
 
 @pytest.fixture(params=["beside", "elsewhere"])
@@ -293,10 +294,9 @@ def test_what_sagemaker_leaves_beside_files_is_none_of_them(tmp_path: Path) -> N
         (node / name).write_bytes(b"123")
     shelf = Shelf(tmp_path, tmp_path.parent / "ml", tmp_path.parent / "tmp")
     assert shelf.end_of("job/node-1/a-run/log.txt") == 3
-    (node / "rank-00001-attempt-3.jsonl.000000000000").touch()
-    (node / "rank-00001-attempt-9.jsonl.000000000000.sagemaker-uploading").touch()
-    assert last_attempt(tmp_path, "a-run") == 3
-    assert last_attempt(tmp_path, "another") == 0
+    segment = "rank-00001-attempt-3.jsonl.000000000000"
+    assert last_attempt([segment, f"{segment.replace('3', '9')}.sagemaker-uploading"]) == 3
+    assert last_attempt([]) == 0
     for name in ("step-00000010.pt", "step-00000009.pt", "step-00000011.pt.sagemaker-uploading", "step-x.pt"):
         (node / name).touch()
     names = [path.name for paths in checkpoints(node).values() for path in paths]
@@ -373,6 +373,34 @@ def test_a_rank_that_was_asked_to_stop_says_why_if_nothing_else_does(
 def test_else_the_log_does(log: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(log)
     assert cause_of(tmp_path, tmp_path / "log.txt", 1) == expected
+
+
+def test_a_script_has_saved_what_all_its_ranks_have(tmp_path: Path) -> None:
+    assert noted_step(tmp_path) == 0
+    for rank, step in ((0, 40), (1, 30)):
+        write_note(tmp_path, rank, Note(step=step))
+    assert noted_step(tmp_path) == 30
+    (tmp_path / "checkpoint-rank-00001.json").write_text("[")
+    assert noted_step(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ((), False),
+        (("failed", "interrupted"), False),
+        (("failed", "out_of_memory"), True),
+        (("nan_loss",), True),
+    ],
+)
+def test_a_lack_of_memory_and_a_loss_that_is_no_number_would_return(
+    statuses: tuple[str, ...], expected: bool, tmp_path: Path
+) -> None:
+    for rank, status in enumerate(statuses):
+        path = tmp_path / f"rank-{rank:05d}-attempt-2.jsonl"
+        path.write_text(json.dumps({"kind": "end", "status": status, "message": None}) + "\n")
+    assert is_lasting(tmp_path, 2) == expected
+    assert not is_lasting(tmp_path, 1)
 
 
 #: What torchrun prints after its ranks.

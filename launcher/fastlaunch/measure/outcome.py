@@ -17,7 +17,7 @@ from fastlaunch.measure.record_files import (
     RecordReader,
     TooLarge,
 )
-from fastlaunch_train.node.protocol import is_echo
+from fastlaunch_train.node.protocol import after_restart, is_echo
 
 #: Limits on reading a run, in files and in memory: a million steps of eight ranks, each in its own block.
 MAX_RUN_BYTES = 2**32
@@ -90,7 +90,8 @@ def outcome_of(records: Sequence[RankRecord], *, exit_code: int | None = None) -
             rank = by_status[status]
             is_known = rank.header["world_size"] > 1 and not is_silent(rank)
             where = f" on rank {rank.header['rank']}" if is_known else ""
-            reason = ": ".join(filter(None, (f"{words}{where}", _message(rank))))
+            message = after_restart(rank.header.get("restarted_after"), _message(rank))
+            reason = ": ".join(filter(None, (f"{words}{where}", message)))
             return Outcome(state=RunState.FAILED, reason=reason)
     for rank in ranks:
         if rank.end is None:

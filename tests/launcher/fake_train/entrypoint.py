@@ -172,6 +172,7 @@ def header(args: argparse.Namespace, rank: int, attempt: int, first_step: int) -
         "instance": os.environ.get("FASTLAUNCH_INSTANCE"),
         "image_digest": os.environ.get("FASTLAUNCH_IMAGE_DIGEST"),
         "commit": os.environ.get("FASTLAUNCH_COMMIT"),
+        "restarted_after": os.environ.get("FASTLAUNCH_RESTARTED_AFTER"),
         "warnings": [],
     }
 

@@ -9,6 +9,7 @@ import shutil
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fastlaunch_train.node.commands import Clock, Commands, Done, Log, Stop
 from fastlaunch_train.node.gpus import Gpus
 from fastlaunch_train.node.idle import IdleWatch
 from fastlaunch_train.node.protocol import (
+    CHECKPOINT,
     CONFIGURATION,
     CONTAINER_CODES,
     FABRIC_CODE,
@@ -26,6 +28,7 @@ from fastlaunch_train.node.protocol import (
     HARDWARE_CODE,
     IDLE_CODE,
     INTERRUPTED,
+    LASTING_CODES,
     NodeProgram,
     NodeRun,
     Outcome,
@@ -33,6 +36,7 @@ from fastlaunch_train.node.protocol import (
     outcome_of,
 )
 from fastlaunch_train.node.training import Training
+from fastlaunch_train.node.verdicts import is_lasting, noted_step
 
 _LOOK_S = 0.2
 _MIN_FREE_BYTES = 1_000_000_000
@@ -73,6 +77,10 @@ class Machine(ABC):
         self.say = log
         #: How each run has ended so far.
         self.ends = [RunEnd(run.run_id) for run in program.runs]
+        #: The number of the records of the run under way, how often it was begun again, and why.
+        self.attempt = program.attempt
+        self.num_restarts = 0
+        self.restarted_after = ""
         #: Ids of runs that need not be done.
         self.skipped: list[str] = []
         #: Values by environment variable, for training alone.
@@ -156,6 +164,38 @@ class Machine(ABC):
     def start(self, number: int, run: NodeRun) -> Training | None:
         """Start run `number`, from 1; return None if it is skipped or cannot be started."""
 
+    def begins_again(self, number: int, run: NodeRun, code: int, saved: int) -> bool:
+        """Return whether to begin the run again here. saved: the last step that was saved before it began.
+
+        Its training has failed with `code`, perhaps by chance. It goes on from what it has saved since; if
+        that is nothing, it has failed for good, so whatever always fails at a step is done twice at most.
+        """
+        return self.may_go_on(run, code) and self.saved_step(run) > saved
+
+    def may_go_on(self, run: NodeRun, code: int) -> bool:
+        """Return whether a run that ended here with `code` may have failed by chance, on sound GPUs."""
+        is_lasting_here = code in LASTING_CODES or is_lasting(self.output_of(run), self.attempt)
+        if is_lasting_here or self.stop.event.is_set() or problem_after(code, work=self.work_folder):
+            return False
+        return self.has_sound_gpus(code_of_machine(run, code))
+
+    def saved_step(self, run: NodeRun) -> int:
+        """Return the last step after which the run can go on; 0 for none, or if a script does not say."""
+        output = self.output_of(run)
+        folders = (output / "checkpoints", *self.checkpoint_folders(run))
+        # The first file of a checkpoint comes last.
+        names = (path.name for folder in folders for path in folder.glob("step-*"))
+        steps = [int(match["step"]) for match in map(CHECKPOINT.fullmatch, names) if match]
+        return min(max(steps, default=0), noted_step(output)) if run.is_script else max(steps, default=0)
+
+    def checkpoint_folders(self, run: NodeRun) -> Sequence[Path]:
+        """Return the folders, besides its output's, where the run's checkpoints lie on this machine."""
+        return ()
+
+    @abstractmethod
+    def cause(self, run: NodeRun) -> str:
+        """Return in a line why the run's training failed; "" if nothing is known."""
+
     @abstractmethod
     def ending(self, number: int) -> Ending | None:
         """Return how to end the run under way; None while it may go on."""
@@ -208,16 +248,25 @@ class Machine(ABC):
             self.say(f"run {run.run_id}: {before.state} before")
             self.ends[number - 1] = before
             return
-        training = self.start(number, run)
-        if training is None:
-            return
-        self.ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=self.uptime_s())
-        limit_s = self.program.idle_timeout_s
-        watch = IdleWatch(limit_s, gpus=self.gpus, records=self.output_of(run), clock=self.clock)
-        try:
-            code, is_killed = self._attend(training, number, watch)
-        finally:
-            training.close()
+        self.attempt, self.num_restarts, self.restarted_after = self.program.attempt, 0, ""
+        while True:
+            training = self.start(number, run)
+            if training is None:
+                return
+            saved = self.saved_step(run)
+            if not self.num_restarts:
+                self.ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=self.uptime_s())
+            limit_s = self.program.idle_timeout_s
+            watch = IdleWatch(limit_s, gpus=self.gpus, records=self.output_of(run), clock=self.clock)
+            try:
+                code, is_killed = self._attend(training, number, watch)
+            finally:
+                training.close()
+            if not (code and self.begins_again(number, run, code, saved)):
+                break
+            self.restarted_after = self.cause(run) or f"exit code {code}"
+            self.attempt, self.num_restarts = self.attempt + 1, self.num_restarts + 1
+            self.say(f"run {run.run_id}: {self.restarted_after}: begun again from its last checkpoint")
         self.conclude(number, run, code, is_killed=is_killed)
 
     def _attend(self, training: Training, number: int, watch: IdleWatch) -> tuple[int, bool]:

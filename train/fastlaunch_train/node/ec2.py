@@ -41,6 +41,7 @@ from fastlaunch_train.node.protocol import (
     NodeRun,
     Outcome,
     checkpoint_key,
+    last_attempt,
     missing_files,
     newest_checkpoint,
     program_from_json,
@@ -51,6 +52,7 @@ from fastlaunch_train.node.protocol import (
 )
 from fastlaunch_train.node.training import ContainerTraining, Training
 from fastlaunch_train.node.uploads import Uploads, checkpoints
+from fastlaunch_train.node.verdicts import cause_of
 
 STATE, WORK = Path("/run/fastlaunch"), Path("/var/lib/fastlaunch")
 INSTANCE_STORE = Path("/opt/dlami/nvme")
@@ -133,6 +135,8 @@ class Ec2(Machine):
         self._has_all_ended = threading.Event()
         self._sender: threading.Thread | None = None
         self._asked_s = 0.0
+        #: Whether the training under way has ended by itself, and not since a peer's had failed.
+        self._is_blamed = True
         #: EC2's notice that it takes the machine; empty until there is one.
         self._notice = ""
 
@@ -380,14 +384,17 @@ class Ec2(Machine):
             (WORK / folder / run.run_id).mkdir(parents=True, exist_ok=True)
         (WORK / "hub").mkdir(exist_ok=True)
         # The launcher may have settled the run meanwhile. If S3 does not answer, it has not.
-        skip = skip_name(run.run_id)
-        skipped = self._work_cli.names(f"{self.program.output}/{skip}") if self._rank == 0 else None
+        skip, asks = skip_name(run.run_id), self._rank == 0 and not self.num_restarts
+        skipped = self._work_cli.names(f"{self.program.output}/{skip}") if asks else None
         is_skipped = run.run_id in (skipped or ())
-        if self.program.attempt > 1 and not is_skipped:
+        is_later = self.program.attempt > 1
+        # What rank 0 has saved, the other nodes have yet to get.
+        if not is_skipped and (not self._peers.is_alone if self.num_restarts else is_later):
             what = f"checkpoint of {run.run_id}"
             if not self._try(5, 10, lambda: self._resume(run.run_id), what):
                 return None
-        is_skipped = self._peers.meet(str(number), is_skipped=is_skipped) is True
+        step = self._step(number) if self.num_restarts else str(number)
+        is_skipped = self._peers.meet(step, is_skipped=is_skipped) is True
         if not self.goes_on():
             return None
         if is_skipped:
@@ -397,8 +404,10 @@ class Ec2(Machine):
         self.say(f"run {run.run_id}")
         if run.is_script:
             self._uploads.script_starts(run.run_id)
-        is_later = self.program.attempt > 1
-        command = ["/fastlaunch/run_train.sh", "--output", "/out", *["--resume"][:is_later], *run.arguments]
+            # Its checkpoint holds all of it, as it was when it was saved.
+            shutil.rmtree(self.output_of(run) / "output", ignore_errors=True)
+        resume = ["--resume"] if is_later or self.num_restarts else []
+        command = ["/fastlaunch/run_train.sh", "--output", "/out", *resume, *run.arguments]
         return ContainerTraining(
             self._options(number, run),
             self._image,
@@ -408,7 +417,9 @@ class Ec2(Machine):
         )
 
     def _resume(self, run_id: str) -> bool:
-        """Download the newest checkpoint of an earlier attempt; return True also if there is none."""
+        """Download the newest checkpoint of an earlier start; return True also if there is none."""
+        if not self.num_restarts and not self._count_attempts(run_id):
+            return False
         uri = f"{self.program.runs_uri}/{run_id}/checkpoints"
         names = self._work_cli.names(f"{uri}/")
         if names is None:
@@ -426,6 +437,20 @@ class Ec2(Machine):
         if saved:
             self.say(f"going on from {saved[0]}")
         return True
+
+    def _count_attempts(self, run_id: str) -> bool:
+        """Give the run's records a number after those of earlier attempts, which may have begun it again."""
+        runs = self.program.output.rpartition("/")[0]
+        for attempt in range(1, self.program.attempt):
+            names = self._work_cli.names(f"{runs}/attempt-{attempt}/node-0/{run_id}/rank-")
+            if names is None:
+                return False
+            self.attempt = max(self.attempt, 1 + last_attempt(names))
+        return True
+
+    def _step(self, number: int) -> str:
+        """Return the name, among nodes, of the start of run `number` that is under way."""
+        return f"{number}.{self.num_restarts}"
 
     def _options(self, number: int, run: NodeRun) -> list[str]:
         """Return the options of `docker run`."""
@@ -445,7 +470,10 @@ class Ec2(Machine):
             "FASTLAUNCH_TOKEN": program.token,
             **program.environment,
             **run.environment,
+            "FASTLAUNCH_ATTEMPT": str(self.attempt),
         }
+        if self.num_restarts:
+            environment["FASTLAUNCH_RESTARTED_AFTER"] = self.restarted_after
         if not self._peers.is_alone:
             options += ["--network", "host"]
             devices = sorted(Path("/dev/infiniband").glob("*"))
@@ -453,8 +481,8 @@ class Ec2(Machine):
             environment |= {
                 "FASTLAUNCH_NODE_RANK": str(self._rank),
                 "FASTLAUNCH_MASTER_ADDR": self._peers.master,
-                # Each run has its own port, because the one before may leave its port occupied.
-                "FASTLAUNCH_MASTER_PORT": str(PORT + number),
+                # Each start has its own port, because the one before may leave its port occupied.
+                "FASTLAUNCH_MASTER_PORT": str(PORT + number + self.num_restarts * len(program.runs)),
             }
         return [*options, *(word for item in environment.items() for word in ("-e", "=".join(item)))]
 
@@ -465,7 +493,7 @@ class Ec2(Machine):
                 grace_s = min(grace_s, stop_lead_s(self.program.max_minutes) // 2)
             if self._peers.is_hasty:
                 grace_s = _HASTY_GRACE_S
-        elif number in self._peers.failed_runs:
+        elif self._peers.failed & {str(number), self._step(number)}:
             grace_s = _HASTY_GRACE_S
         elif self.stop.is_faulty:
             # It may still be able to save a checkpoint.
@@ -474,17 +502,49 @@ class Ec2(Machine):
             return None
         return Ending(kill_after_s=grace_s + _MARGIN_S, grace_s=grace_s)
 
+    def begins_again(self, number: int, run: NodeRun, code: int, saved: int) -> bool:
+        peers, step = self._peers, self._step(number)
+        if peers.is_alone:
+            return super().begins_again(number, run, code, saved)
+        # A peer's failure may have ended it.
+        self.clock.attempts(3, 1, peers.look)
+        self._is_blamed = not peers.failed & {str(number), step}
+        if self.stop.event.is_set() or str(number) in peers.failed:
+            return False
+        begins = not self._is_blamed or self.may_go_on(run, code)
+        if begins and self._is_blamed:
+            peers.tell_failed(step)
+        if begins and self._rank == 0:
+            # All nodes go on from what S3 has.
+            begins = self.saved_step(run) > saved and self._has_sent_checkpoint(run)
+        if not begins:
+            if not self.stop.event.is_set():
+                peers.tell_failed(str(number))
+            return False
+        return self._rank == 0 or peers.is_begun_again(number, f"{number}.{self.num_restarts + 1}")
+
+    def _has_sent_checkpoint(self, run: NodeRun) -> bool:
+        """Wait until S3 has the newest checkpoint, with the files of all nodes; return whether it has."""
+        folder = self.output_of(run) / "checkpoints"
+        uri = f"{self.program.runs_uri}/{run.run_id}/checkpoints/"
+        first = max(filter(CHECKPOINT.fullmatch, (path.name for path in folder.glob("step-*"))), default=None)
+
+        def is_sent() -> bool:
+            return newest_checkpoint(self._work_cli.names(uri) or ())[:1] == [first]
+
+        return first is not None and bool(self.clock.attempts(120, 5, is_sent, cut=self.stop.event))
+
+    def cause(self, run: NodeRun) -> str:
+        return cause_of(self.output_of(run), WORK / "log" / run.run_id / LOG, self.attempt)
+
     def conclude(self, number: int, run: NodeRun, code: int, *, is_killed: bool) -> None:
-        if code and not self._peers.is_alone:
-            # A peer's failure may have ended it.
-            self.clock.attempts(3, 1, self._peers.look)
         if self.stop.reason is None:
             self.has_sound_gpus(code_of_machine(run, code))
-        is_ended = self.stop.reason or self.stop.is_faulty or number in self._peers.failed_runs
+        is_ended = self.stop.reason or self.stop.is_faulty or not self._is_blamed
         state = COMPLETED if code == 0 else INTERRUPTED if is_ended else FAILED
         self.note_end(number, state, code)
         if state == FAILED:
-            self._peers.tell_failed(number)
+            self._peers.tell_failed(str(number))
             problem = problem_after(code_of_machine(run, code), work=WORK)
             if problem is None and not self._has_docker() and self.goes_on():
                 problem = "docker"

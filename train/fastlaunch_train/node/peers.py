@@ -76,8 +76,8 @@ class Peers:
         self._is_done = False
         self.is_alone = program.num_nodes == 1
         self.master = ""
-        #: Numbers of the runs that have failed on any node.
-        self.failed_runs: set[int] = set()
+        #: The runs that have failed on any node, `1`, and the starts of runs, `1.0`.
+        self.failed: set[str] = set()
         #: Whether no checkpoint can be saved any more, because a peer can no longer train.
         self.is_hasty = False
 
@@ -95,8 +95,7 @@ class Peers:
         names = self._cli.names(f"{self._output}/{ABORT}")
         if names is None:
             return False
-        numbers = (name[len(ABORT) + 1 :] for name in names)
-        self.failed_runs.update(int(number) for number in numbers if number.isdigit())
+        self.failed.update(name[len(ABORT) + 1 :] for name in names if name != ABORT)
         if ABORT not in names or self._has_alarmed:
             return True
         why = self._cli.read(f"{self._output}/{ABORT}")
@@ -154,10 +153,20 @@ class Peers:
         """Wait until all nodes have done their last run."""
         self._is_done = self.meet("end") is not None
 
-    def tell_failed(self, number: int) -> None:
-        """Tell all others that run `number` has failed here."""
+    def tell_failed(self, step: str) -> None:
+        """Tell all others that a run, `1`, or a start of it, `1.0`, has failed here."""
         if not self.is_alone:
-            self._clock.attempts(5, 2, lambda: self._put(run_abort_name(number), _HERE))
+            self._clock.attempts(5, 2, lambda: self._put(run_abort_name(step), _HERE))
+
+    def is_begun_again(self, number: int, step: str) -> bool:
+        """Wait for rank 0's word; return whether it begins the run once more, as `step`."""
+        begun = f"{self._output}/{ready_name(step, self.master)}"
+
+        def look() -> bool:
+            return str(number) in self.failed or bool(self._cli.names(begun))
+
+        is_known = self._clock.attempts(600, 2, look, cut=self._stop.event)
+        return bool(is_known) and str(number) not in self.failed
 
     def _all_at(self, step: str) -> list[str] | None:
         """Return the addresses of all nodes once all have reached `step`; None before."""

@@ -15,7 +15,9 @@ The launcher imports this module and nothing else of the agent. Below an attempt
     skip/<run id>                          this run is settled: do not begin it
     rank0                                  several nodes on EC2: where rank 0 is
     ready/<n>/<address>                    a node is about to begin run number n (`0`: is up; `end`: is done)
+    ready/<n>.<k>/<address>                the same for a later start of it
     abort-<n>                              run number n failed on some node
+    abort-<n>.<k>                          start k of it, from 0, failed, and another may follow
 
 Files that grow are there as immutable segments, named after the byte at which they start.
 """
@@ -48,6 +50,9 @@ FABRIC_CODE = 78
 HARDWARE_CODE = 79
 #: The agent's exit code for a run that it ended since it idled, and what that means.
 IDLE_CODE = 80
+#: Codes of what would end a training again: a bad request, a full disk, the machine, a script that makes no
+#: step, that was asked to stop, or that is not there.
+LASTING_CODES = (2, 28, FABRIC_CODE, HARDWARE_CODE, IDLE_CODE, 124, 125, 126, 127, 130)
 #: Use of all GPUs together below which they do nothing: one that only holds memory shows 0 or 1%.
 LEAST_USE = 0.02
 IDLE = "ended by --idle-timeout: its GPUs did nothing, and it recorded no step"
@@ -174,6 +179,20 @@ def newest_checkpoint(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if key and checkpoint_key(name) == key)
 
 
+def last_attempt(names: Iterable[str]) -> int:
+    """Return the highest attempt number among the names of segments of records; 0 without records."""
+    segments = filter(None, map(SEGMENT.fullmatch, names))
+    records = filter(None, (RECORD.fullmatch(segment["name"]) for segment in segments))
+    return max((int(record["attempt"]) for record in records), default=0)
+
+
+def after_restart(first: str | None, last: str) -> str:
+    """Return why a run failed. first: why its start before the last one did, if there was one."""
+    if not first:
+        return last
+    return f"{first}, and again after a restart" if last == first else f"{first}; after a restart: {last}"
+
+
 def input_environment(names: Iterable[str]) -> dict[str, str]:
     """Return the variables by which a job finds its inputs: `FASTLAUNCH_INPUT_<NAME>`."""
     return {f"FASTLAUNCH_INPUT_{name.upper().replace('-', '_')}": f"{INPUTS}/{name}" for name in names}
@@ -184,9 +203,9 @@ def ready_name(step: str, address: str = "") -> str:
     return f"ready/{step}/{address}"
 
 
-def run_abort_name(number: int) -> str:
-    """Return where a node says that run `number`, from 1, has failed on it."""
-    return f"{ABORT}-{number}"
+def run_abort_name(step: str) -> str:
+    """Return where a node says that a run has failed on it: `1`, or `1.0` if only this start of it has."""
+    return f"{ABORT}-{step}"
 
 
 def skip_name(run_id: str) -> str:

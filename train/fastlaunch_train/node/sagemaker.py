@@ -42,16 +42,16 @@ from fastlaunch_train.node.protocol import (
     LOG,
     NOT_STARTED,
     PEER,
-    RECORD,
-    SEGMENT,
     STOP,
     Identity,
     NodeProgram,
     NodeRun,
     Outcome,
     RunEnd,
+    after_restart,
     boot_name,
     checkpoint_key,
+    last_attempt,
     newest_checkpoint,
     now,
     program_from_json,
@@ -157,7 +157,6 @@ class SageMaker(Machine):
         #: What the failure file says, cause first.
         self._causes: list[str] = []
         self._began_at = now()
-        self._attempt = program.attempt
 
     def uptime_s(self) -> float:
         """Return seconds since this job's first container booted here, gaps between containers included."""
@@ -251,17 +250,21 @@ class SageMaker(Machine):
     def start(self, number: int, run: NodeRun) -> Training | None:
         self.say(f"run {run.run_id}")
         root, output, log = self._shelf.root, self.output_of(run), self.work_folder / "log" / run.run_id
-        self._attempt = max(self.program.attempt, 1 + last_attempt(root, run.run_id))
-        output.mkdir(parents=True)
-        log.mkdir(parents=True)
+        names = (path.name for path in root.glob(f"*/node-*/{run.run_id}/rank-*"))
+        self.attempt = max(self.attempt, 1 + last_attempt(names))
+        output.mkdir(parents=True, exist_ok=True)
+        log.mkdir(parents=True, exist_ok=True)
         saved = root / run.run_id / "checkpoints"
         left = newest_checkpoint(path.name for path in saved.glob("step-*"))
         for name in left:
-            _link_or_copy(saved / name, output / "checkpoints" / name)
+            if not (output / "checkpoints" / name).exists():
+                _link_or_copy(saved / name, output / "checkpoints" / name)
         if left:
             self.say(f"run {run.run_id}: going on from {left[0]}")
         if run.is_script:
             self._uploads.script_starts(run.run_id)
+            # Its checkpoint holds all of it, as it was when it was saved.
+            shutil.rmtree(output / "output", ignore_errors=True)
         command = [
             "/bin/bash",
             str(self._entrypoint),
@@ -280,7 +283,8 @@ class SageMaker(Machine):
                 **run.environment,
                 **self.secrets,
                 "FASTLAUNCH_RUN_ID": run.run_id,
-                "FASTLAUNCH_ATTEMPT": str(self._attempt),
+                "FASTLAUNCH_ATTEMPT": str(self.attempt),
+                "FASTLAUNCH_RESTARTED_AFTER": self.restarted_after,
                 "FASTLAUNCH_INSTANCE": self._request.instance,
                 # A rehearsal has no instance, and costs nothing.
                 "FASTLAUNCH_SERVICE": "sagemaker" if self._request.instance else "",
@@ -318,7 +322,7 @@ class SageMaker(Machine):
         self._uploads.now()
         if run.is_script:
             self._uploads.script_ended(run.run_id)
-        self._uploads.output_folders(run.run_id, self._attempt)
+        self._uploads.output_folders(run.run_id, self.attempt)
         if outcome.blamed is not None:
             blamed, host = words[outcome.blamed], self._request.hosts[outcome.blamed]
             why = blamed.cause or "no cause known"
@@ -354,7 +358,20 @@ class SageMaker(Machine):
         problem = problem_after(code_of_machine(run, code), work=self.work_folder)
         if problem:
             self.fail(problem)
-        return cause_of(self.output_of(run), self.work_folder / "log" / run.run_id / LOG, self._attempt)
+        return after_restart(self.restarted_after, self.cause(run))
+
+    def begins_again(self, number: int, run: NodeRun, code: int, saved: int) -> bool:
+        # Other hosts have no way to a checkpoint that lies on the first one alone.
+        if len(self._request.hosts) > 1:
+            return False
+        self._uploads.now()
+        return super().begins_again(number, run, code, saved)
+
+    def checkpoint_folders(self, run: NodeRun) -> Sequence[Path]:
+        return (self._shelf.root / run.run_id / "checkpoints",)
+
+    def cause(self, run: NodeRun) -> str:
+        return cause_of(self.output_of(run), self.work_folder / "log" / run.run_id / LOG, self.attempt)
 
     def _take_checkpoints(self) -> None:
         for folder in sorted((self.work_folder / "out").glob("*/checkpoints")):
@@ -466,13 +483,6 @@ def remove_older(root: Path, run_id: str, num_kept: int) -> None:
     for paths in [*checkpoints(root / run_id / "checkpoints").values()][:-num_kept]:
         for path in paths:
             path.unlink(missing_ok=True)
-
-
-def last_attempt(root: Path, run_id: str) -> int:
-    """Return the highest attempt number of the run's records, from any job and host; 0 without records."""
-    segments = (SEGMENT.fullmatch(path.name) for path in root.glob(f"*/node-*/{run_id}/rank-*"))
-    records = (RECORD.fullmatch(segment["name"]) for segment in segments if segment)
-    return max((int(record["attempt"]) for record in records if record), default=0)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def cause_of(output: Path, log: Path, attempt: int) -> str:
     return next((cause for cause in causes if not is_echo(cause)), causes[0])[:_MAX_CHARS]
 
 
+def is_lasting(output: Path, attempt: int) -> bool:
+    """Return whether a rank ended by what would end it again: no memory, or a loss that is no number."""
+    return any(status in ("out_of_memory", "nan_loss") for status, _ in _ends(output, attempt))
+
+
+def noted_step(output: Path) -> int:
+    """Return the step that a script has saved last, by the notes of all its ranks here; 0 if unknown."""
+    steps = []
+    for path in output.glob("checkpoint-rank-*.json"):
+        try:
+            with opened(path, below=output) as file:
+                steps.append(int(json.loads(file.read(_MAX_CHARS))["step"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+    return min(steps, default=0)
+
+
 def exception_line(lines: Sequence[str]) -> str:
     """Return the line of a traceback that names the exception; else the last line with a word in it, else "".
 
@@ -55,15 +73,19 @@ def _of_records(output: Path, attempt: int) -> tuple[list[str], list[str]]:
     """Return the messages of the ranks that failed, and of those that were asked to stop."""
     failed: list[str] = []
     stopped: list[str] = []
-    for path in _oldest_first(output, f"rank-*-attempt-{attempt}.jsonl"):
-        try:
-            end = json.loads(next(iter(reversed(_last_lines(path))), ""))
-        except ValueError:
-            continue
-        if end.get("kind") == "end" and end.get("status") != "completed":
-            messages = stopped if end["status"] == INTERRUPTED else failed
-            messages.append(str(end.get("message") or end["status"]))
+    for status, message in _ends(output, attempt):
+        if status != "completed":
+            (stopped if status == INTERRUPTED else failed).append(message or status)
     return failed, stopped
+
+
+def _ends(output: Path, attempt: int) -> Iterator[tuple[str, str]]:
+    """Yield status and message of each rank that has said how it ended."""
+    for path in _oldest_first(output, f"rank-*-attempt-{attempt}.jsonl"):
+        with suppress(ValueError, AttributeError):
+            end = json.loads(next(iter(reversed(_last_lines(path))), ""))
+            if end.get("kind") == "end":
+                yield str(end.get("status")), str(end.get("message") or "")
 
 
 def _of_log(lines: Sequence[str]) -> str:

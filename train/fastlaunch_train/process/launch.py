@@ -36,6 +36,7 @@ def launch_header(launch: LaunchSettings, environment: Mapping[str, str]) -> dic
         "instance": environment.get("FASTLAUNCH_INSTANCE") or None,
         "image_digest": environment.get("FASTLAUNCH_IMAGE_DIGEST") or None,
         "commit": environment.get("FASTLAUNCH_COMMIT") or None,
+        "restarted_after": environment.get("FASTLAUNCH_RESTARTED_AFTER") or None,
     }
 
 

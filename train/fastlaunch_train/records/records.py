@@ -97,6 +97,8 @@ OPTIONAL_HEADER_TYPES: Mapping[str, Any] = {
     "session": str | None,  # the submission that the run belongs to
     "round": int | None,  # which of its rounds, from 1
     "max_rounds": int | None,  # that it planned, to end as soon as all is settled; None without a plan
+    # Why the start before this one failed, if the run was begun again on its machine
+    "restarted_after": str | None,
     "script": {"command": list, "variant": dict},  # argv, and text by the variant's names; of scripts alone
 }
 
