@@ -216,7 +216,8 @@ class World:
                 f"{region!r}, of {source}, is not the name of a region",
                 "set one such as us-east-1; or `region` in the config file, which counts first",
             )
-        why = f"{source} names it" if source else "no config file, AWS_REGION or profile names one"
+        default = "the default; no config file, AWS_REGION or profile names one"
+        why = f"{source} names it" if source else default
         line = f"region {region}: {why}"
         if (source or (source == "" and not of_prices)) and line not in self.reported:
             self.reported.add(line)

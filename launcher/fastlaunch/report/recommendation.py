@@ -130,9 +130,7 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         return f"{answer}."
     word, choice, amount = extreme
     name = _named(choice, recommendation, letters)
-    return at_a_glance(
-        f"{answer}; the {word} is {name}: {amount}.", f"None for {wanted[0]}; {word}: {name}: {amount}."
-    )
+    return at_a_glance(f"{answer}; the {word} is {name}: {amount}.", f"{answer}; {word}: {name}, {amount}.")
 
 
 def _extreme(recommendation: Recommendation) -> tuple[str, Choice, str] | None:
