@@ -47,6 +47,7 @@ def test_each_engine_gets_instance_image_purchase_limit_and_command(
         "use_spot": True,
         "image_id": f"docker:{IMAGE}",
         "autostop": {"idle_minutes": 5, "down": True},
+        "network_tier": "best",
     }
     assert sky["num_nodes"] == 2 and sky["run"].startswith("timeout --foreground --kill-after 10m 120m bash")
     assert "FASTLAUNCH_NODE_RANK=$SKYPILOT_NODE_RANK" in sky["run"]
@@ -109,6 +110,8 @@ def test_aws_batch_takes_the_requests(num_nodes: str, capsys: pytest.CaptureFixt
     requests = json.loads(emitted(capsys, "batch", *P5, "--num-nodes", num_nodes))
     problems = [model_problems("batch", operation, request) for operation, request in requests.items()]
     assert list(map(list, problems)) == [[], []]
+    # Without its devices NCCL finds no EFA, and the training refuses to go over TCP.
+    assert json.dumps(requests).count('"hostPath": "/dev/infiniband/uverbs') == 32 * (num_nodes == "2")
     assert requests["RegisterJobDefinition"]["timeout"] == {"attemptDurationSeconds": 7200}
 
 

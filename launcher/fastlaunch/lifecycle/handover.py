@@ -58,6 +58,10 @@ class Submission:
         return self.first.num_nodes
 
     @property
+    def needs_efa(self) -> bool:
+        return self.num_nodes > 1 and not self.first.allow_tcp
+
+    @property
     def is_spot(self) -> bool:
         return self.first.terms.purchase == "spot"
 
@@ -135,7 +139,7 @@ def _shell(given: Submission, cluster: _Cluster) -> Iterator[str]:
     yield "set -u -o pipefail"
     yield f"export FASTLAUNCH_SESSION={cluster.session}"
     if given.num_nodes > 1:
-        variables["FASTLAUNCH_FABRIC"] = "any" if given.first.allow_tcp else "efa"
+        variables["FASTLAUNCH_FABRIC"] = "efa" if given.needs_efa else "any"
         yield f"export FASTLAUNCH_NUM_NODES={cluster.num_nodes} FASTLAUNCH_NODE_RANK={cluster.rank}"
         yield f"export FASTLAUNCH_MASTER_ADDR={cluster.master}"
     yield from (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
@@ -203,6 +207,8 @@ def _skypilot(given: Submission) -> str:
             "use_spot": given.is_spot,
             "image_id": f"docker:{given.site.image}",
             "autostop": {"idle_minutes": 5, "down": True},
+            # SkyPilot's word for EFA on AWS.
+            **({"network_tier": "best"} if given.needs_efa else {}),
         },
         "num_nodes": given.num_nodes,
         **({"workdir": "."} if given.first.script else {}),
@@ -283,7 +289,7 @@ def _batch(given: Submission) -> str:
         files=None,
     )
     instance = given.site.instance
-    container = {
+    container: dict[str, Any] = {
         "image": given.site.image,
         "command": ["bash", "-c", "\n".join(_shell(given, cluster))],
         "resourceRequirements": [
@@ -294,6 +300,14 @@ def _batch(given: Submission) -> str:
         ],
         "linuxParameters": {"sharedMemorySize": 65536},
     }
+    if given.needs_efa:
+        # docs.aws.amazon.com/batch/latest/userguide/efa.html
+        paths = [f"/dev/infiniband/uverbs{number}" for number in range(instance.num_efa_interfaces)]
+        container["linuxParameters"]["devices"] = [
+            {"hostPath": path, "containerPath": path, "permissions": ["READ", "WRITE", "MKNOD"]}
+            for path in paths
+        ]
+        container["ulimits"] = [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
     definition: dict[str, Any] = {
         "jobDefinitionName": _NAME,
         "timeout": {"attemptDurationSeconds": 60 * given.minutes},
