@@ -33,7 +33,7 @@ from fastlaunch.ledger.ledger import LEDGER_NAME, Ledger, Run
 from fastlaunch.lifecycle.evidence import measured_run
 from fastlaunch.lifecycle.launcher import Launcher, Submission
 from fastlaunch.lifecycle.rounds import Verdicts
-from fastlaunch.lifecycle.sweep import OverBudget, Sweep, saved, states, sweep_runs
+from fastlaunch.lifecycle.sweep import OverBudget, Sweep, saved, states, sweep_runs, under_way
 from fastlaunch.lifecycle.sweep_plan import Cell, Part, PlannedPart, SweepPlan
 from fastlaunch.lifecycle.until_best import UntilBest, best_rows, until_best
 from fastlaunch.lifecycle.world import StopRequest
@@ -547,3 +547,23 @@ def test_a_sweep_killed_at_any_moment_ends_with_the_same_cells_runs_and_table(
         assert sorted(types) == sorted({name for name, *_ in expected}), told
         assert world.aws.live() == [], told
         assert sorted(table(world, id), key=repr) == sorted(expected_table, key=repr), told
+
+
+def test_a_sweep_typed_again_while_the_last_one_has_runs_is_told(world: World) -> None:
+    given = {"instances": ("p5.48xlarge",), "max_cost_usd": 300.0}
+    assert under_way(world.ledger, given) is None
+    sweep_id = world.ledger.add_sweep(given, world.home)
+    submission = world.ledger.add_submission("fastlaunch sweep", sweep=sweep_id, part="p5.48xlarge")
+    run_id = world.ledger.new_run_id()
+    columns = {"workload": "vit-tiny", "recipe": "bf16", "backend": "ec2", "plan": None, "spec": {}}
+    world.ledger.add_run(submission, run_id, **columns)
+    world.ledger.add_sweep(given, world.home)
+    alike = under_way(world.ledger, given)
+    assert (
+        alike is not None
+        and alike.startswith(f"1 run of {sweep_id}")
+        and f"sweep --resume {sweep_id}" in alike
+    )
+    assert under_way(world.ledger, {**given, "max_cost_usd": 200.0}) is None
+    world.ledger.set_state(run_id, RunState.FAILED)
+    assert under_way(world.ledger, given) is None

@@ -160,6 +160,15 @@ class Ledger:
         sweep_id, arguments, directory = fits[0] if name else rows[-1]
         return Sweep(id=sweep_id, arguments=json.loads(arguments), directory=Path(directory))
 
+    def open_sweeps(self) -> dict[str, int]:
+        """Return how many runs have not ended of each sweep that has such runs, the newest first."""
+        rows = self._file.all(
+            "SELECT sweep_id, count(*) FROM submissions JOIN runs ON submission_id = submissions.id"
+            " WHERE sweep_id IS NOT NULL AND state IN ('planned', 'running')"
+            " GROUP BY sweep_id ORDER BY max(submissions.rowid) DESC"
+        )
+        return dict(rows)
+
     def parts_of(self, sweep_id: str) -> dict[str, str]:
         """Return the sweep's submissions that have runs: their ids by part, in the order they were made."""
         rows = self._file.all(

@@ -4,6 +4,7 @@ The ledger keeps the progress: the same sweep, carried out again, completes the 
 starts only the others.
 """
 
+import json
 import shlex
 import time
 from collections import Counter
@@ -22,12 +23,13 @@ from fastlaunch.core.errors import EXIT_DONE, UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.plan import RunState
 from fastlaunch.core.terminal import as_warning, report_line
-from fastlaunch.core.units import duration_text
+from fastlaunch.core.units import counted, duration_text
 from fastlaunch.jobs.job import Job
 from fastlaunch.ledger.attempt_cost import total_cost
 from fastlaunch.ledger.ids import is_batch_search
 from fastlaunch.ledger.ledger import Ledger, Run, open_ledger
 from fastlaunch.ledger.rows import Sweep as StoredSweep
+from fastlaunch.ledger.rows import dumps
 from fastlaunch.lifecycle.budgets import check_budgets, others_of
 from fastlaunch.lifecycle.display import PlainLines
 from fastlaunch.lifecycle.launcher import Launcher, Submission
@@ -251,6 +253,18 @@ def stored_sweep(world: World, name: str) -> StoredSweep:
     return stored
 
 
+def under_way(ledger: Ledger, given: Mapping[str, Any]) -> str | None:
+    """Return a sentence on a sweep with the same options if some of its runs have not ended."""
+    arguments = json.loads(dumps(given))
+    for sweep_id, num_left in ledger.open_sweeps().items():
+        if ledger.sweep(sweep_id).arguments == arguments:
+            return (
+                f"this is another sweep than {sweep_id}, typed alike, of which {counted(num_left, 'run')} "
+                f"may still cost. To go on with that one: fastlaunch sweep --resume {sweep_id}"
+            )
+    return None
+
+
 def carry_out(
     launcher: Launcher,
     world: World,
@@ -272,6 +286,8 @@ def carry_out(
         world.report(line)
     for line in plan.warnings:
         world.report(as_warning(line))
+    if stored is None and (alike := under_way(ledger, given)):
+        world.report(as_warning(alike))
     if stored:
         world.report(f"going on with {stored.id}; started: {', '.join(started) or 'nothing'}")
         for submission in started.values():
