@@ -559,11 +559,7 @@ def test_a_sweep_typed_again_while_the_last_one_has_runs_is_told(world: World) -
     world.ledger.add_run(submission, run_id, **columns)
     world.ledger.add_sweep(given, world.home)
     alike = under_way(world.ledger, given)
-    assert (
-        alike is not None
-        and alike.startswith(f"1 run of {sweep_id}")
-        and f"sweep --resume {sweep_id}" in alike
-    )
+    assert alike is not None and "of which 1 run may" in alike and f"--resume {sweep_id}" in alike
     assert under_way(world.ledger, {**given, "max_cost_usd": 200.0}) is None
     world.ledger.set_state(run_id, RunState.FAILED)
     assert under_way(world.ledger, given) is None
