@@ -315,8 +315,10 @@ def test_where_no_row_gets_there_the_answer_names_the_closest_and_nothing_else_i
     assert table.splitlines()[2].startswith("compile")
     never = sentence_of(*(run("bf16", seed, {400: 0.7 + seed / 100}) for seed in (1, 2, 3)))
     assert never.endswith("with all 3 seeds; closest: bf16, best 0.73")
-    few = sentence_of(*reaching("bf16", [100, 200]))
-    assert "bf16, 2 of 3 seeds: 1 more run of other seeds" in few
+    few = reaching("bf16", [100, 200])
+    assert sentence_of(*few).endswith("can be ranked: bf16, 2 of 3 seeds")
+    (workload,) = target_json(compared(*few), "accuracy=0.9", CATALOGUE)["workloads"]
+    assert "2 of 3 seeds: 1 more run of other seeds" in workload["notes"][0]
 
 
 def test_a_margin_spends_no_more_than_its_looks_may() -> None:
@@ -378,3 +380,16 @@ def test_a_harder_target_is_reached_by_no_more_seeds_and_no_sooner(
         assert sooner.num_reached == sooner.num_seeds >= 3
         assert sooner.time_s.low is not None and sooner.time_s.high is not None
         assert sooner.time_s.low <= sooner.time_s.value <= sooner.time_s.high
+
+
+def test_that_no_row_reached_it_is_read_at_a_glance() -> None:
+    long = "bf16 ddp_bucket_mb=25 grad_accumulation=2 optimizer_impl=fused parameter_dtype=bf16-master"
+    never = [
+        run(recipe, seed, {10: 0.5}, instance=instance)
+        for recipe, instance in ((long, "p5.48xlarge"), ("bf16", "p4d.24xlarge"))
+        for seed in (1, 2, 3)
+    ]
+    (workload,) = target_json(compared(*never), "accuracy=0.9", CATALOGUE)["workloads"]
+    assert "closest: " in workload["sentence"] and len(workload["sentence"].split()) <= MOST_WORDS
+    alone = sentence_of(*reaching("bf16", [400]))
+    assert "can be ranked: bf16" in alone and len(alone.split()) <= MOST_WORDS

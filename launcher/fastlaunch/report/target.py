@@ -190,10 +190,12 @@ def _closest(results: Sequence[RowToTarget], target: Target, letters: Labels = N
     name, seeds = name_of(closest.row, rows, letters=letters), f"{closest.num_reached} of {closest.num_seeds}"
     noun = "rounds" if closest.row.setup.is_script else "seeds"
     if closest.num_reached == closest.num_seeds:
-        why = (
-            f"{name} is {closest.row.verdict.kind}" if closest.reason is None else f"{name}, {closest.reason}"
-        )
-        return f"no row that reached {target.text} can be ranked: {why}"
+        answer = f"no row that reached {target.text} can be ranked"
+        if closest.reason is None:
+            return f"{answer}: {name} is {closest.row.verdict.kind}"
+        # The notes say what it takes.
+        reasons = (closest.reason, closest.reason.partition(":")[0])
+        return at_a_glance(*(f"{answer}: {name}, {reason}" for reason in reasons))
     counts = {result.num_seeds for result in results}
     all_seeds = f"all {counts.pop()} {noun}" if len(counts) == 1 else f"all its {noun}"
     best = [run.best for run in closest.runs if run.best is not None]
@@ -201,7 +203,10 @@ def _closest(results: Sequence[RowToTarget], target: Target, letters: Labels = N
         how = seeds
     else:
         how = f"best {(min if target.metric == LOSS else max)(best):.4g}" if best else "no score"
-    return f"no row reached {target.text} with {all_seeds}; closest: {name}, {how}"
+    with_seeds = (f" with {all_seeds}", "")
+    return at_a_glance(
+        *(f"no row reached {target.text}{seeds}; closest: {name}, {how}" for seeds in with_seeds)
+    )
 
 
 def notes(results: Sequence[RowToTarget], target: Target, letters: Labels = NO_LETTERS) -> Iterator[str]:
