@@ -84,6 +84,18 @@ def test_no_line_of_an_argument_ends_the_script(
     assert text.rstrip().endswith("exit $status" if engine == "dstack" else "\nEND__")
 
 
+@pytest.mark.parametrize("word", ["\r\n", "\x1b[31m", "\u2028"])
+def test_no_character_is_lost_on_the_way(
+    word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    given = ("--instance", "p5.48xlarge", "--image", IMAGE, "--bucket", "acme", "--emit", "sbatch")
+    assert run(["submit", "--dry-run", *given, "--", "python", "train.py", word]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "invisible character" in printed.err
+
+
 def test_a_recommendation_is_handed_over_as_the_command_that_it_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -100,7 +112,7 @@ def test_a_recommendation_is_handed_over_as_the_command_that_it_names(
     assert "bought as a capacity-block is handed over to no engine" in capsys.readouterr().err
     assert run([*picked, "--max-cost", "1", "--emit", "dstack", "--image", IMAGE]) == 1
     printed = capsys.readouterr()
-    assert printed.out == "" and "None for $1.00" in printed.err
+    assert printed.out == "" and "$1.00" in printed.err
     assert run([*picked, "--image", IMAGE]) == 2
     assert "--image is for --emit" in capsys.readouterr().err
 

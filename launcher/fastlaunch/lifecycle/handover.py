@@ -74,7 +74,13 @@ def task_file(engine: str, jobs: Sequence[Job], site: Site) -> str:
     """
     given = Submission(jobs=jobs, site=site)
     _check(engine, given)
-    return ENGINES[engine](given)
+    text = ENGINES[engine](given)
+    if not text.replace("\n", "").replace("\t", "").isprintable():
+        raise UserError(
+            "an argument or a variable has an invisible character, which is lost where the file is printed",
+            "leave it out, or read it from a file",
+        )
+    return text
 
 
 def _check(engine: str, given: Submission) -> None:
