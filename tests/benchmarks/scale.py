@@ -4,9 +4,9 @@
 
 Makes an AWS on this machine (moto) with a shared folder, to which everybody else has pushed their runs, and
 with machines under way; and a ledger with as many runs of the user's own, on EC2. Then prints what each
-command, a process of its own, takes: seconds, those of a CPU, and requests. With --home it keeps the ledger
-there. Times depend on the machine and what else it does: no test asserts
-them.
+command, a process of its own, takes: seconds, those of a CPU, and requests; to stderr also which, as they
+come. With --home it keeps the ledger there. Times depend on the machine and what else it does: no test
+asserts them.
 """
 
 import argparse
@@ -56,6 +56,7 @@ COMMANDS = (
     ("runs", "list", "owner=person-7"),
     ("compare",),
     ("compare", "--every-run"),
+    ("report", "--output", "-"),
     ("status",),
     ("watch", "--interval", "5"),
     ("reap", "--dry-run"),
@@ -268,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for command in COMMANDS:
             rows.append(run(server, command, environment))
             print(tabulate(rows[-1:], tablefmt="plain"), file=sys.stderr)
-    print(tabulate(rows, headers=["command", "s", "CPU s", "requests", "of which"], tablefmt="github"))
+    headers = ["command", "s", "CPU s", "requests"]
+    print(tabulate([row[: len(headers)] for row in rows], headers=headers, tablefmt="github"))
     server.close()
 
 

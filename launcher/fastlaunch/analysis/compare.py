@@ -8,6 +8,7 @@ import datetime
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import stdev
 
 from fastlaunch.analysis.differences import FLOOR, MACHINE, MACHINE_DOF, Differences
@@ -109,7 +110,8 @@ class Row:
     validity: Validity
     is_barred: bool  # by its validity; its verdict is then `not ranked`
 
-    @property
+    # A row's name compares these two with those of every other row.
+    @cached_property
     def setup(self) -> Setup:
         """What was trained, how and on what."""
         return self.group.setup
@@ -167,7 +169,7 @@ class Row:
         kernels = (run.summary.kernels for run in self.runs)
         return tuple(dict.fromkeys(text for text in kernels if text))
 
-    @property
+    @cached_property
     def place(self) -> str:
         """The instance it ran on, else the device by its short name, such as `H100`."""
         if self.setup.instance:
