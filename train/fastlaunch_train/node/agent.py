@@ -249,10 +249,8 @@ class Machine(ABC):
             self.ends[number - 1] = before
             return
         self.attempt, self.num_restarts, self.restarted_after = self.program.attempt, 0, ""
-        while True:
-            training = self.start(number, run)
-            if training is None:
-                return
+        code, is_killed = 0, False
+        while (training := self.start(number, run)) is not None:
             saved = self.saved_step(run)
             if not self.num_restarts:
                 self.ends[number - 1] = RunEnd(run.run_id, INTERRUPTED, started_s=self.uptime_s())
@@ -267,7 +265,9 @@ class Machine(ABC):
             self.restarted_after = self.cause(run) or f"exit code {code}"
             self.attempt, self.num_restarts = self.attempt + 1, self.num_restarts + 1
             self.say(f"run {run.run_id}: {self.restarted_after}: begun again from its last checkpoint")
-        self.conclude(number, run, code, is_killed=is_killed)
+        # A run that failed is over also if it cannot begin again.
+        if training is not None or self.num_restarts:
+            self.conclude(number, run, code, is_killed=is_killed)
 
     def _attend(self, training: Training, number: int, watch: IdleWatch) -> tuple[int, bool]:
         """Return the training's exit code, IDLE_CODE if it idled, and whether it had to be killed."""
