@@ -256,7 +256,9 @@ def test_ctrl_c_while_it_waits_leaves_nothing(world: World) -> None:
     assert world.aws.requests == [] and world.aws.schedules == {}
 
 
-def test_a_schedule_that_somebody_deleted_is_missed_before_the_block_is(world: World) -> None:
+def test_a_schedule_that_somebody_deleted_is_missed_before_the_block_is(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = submit(world)
     schedules = dict(world.aws.schedules)
     world.aws.schedules.clear()
@@ -265,6 +267,7 @@ def test_a_schedule_that_somebody_deleted_is_missed_before_the_block_is(world: W
     state, reason = world.state(run)
     assert state is RunState.PLANNED
     assert reason and "nothing starts it: its schedule is gone" in reason and f"cancel {run.id}" in reason
+    assert f"warning: nothing starts {run.id}-a1" in " ".join(capsys.readouterr().err.split())
     # One answer was empty, and the next is not.
     world.aws.schedules.update(schedules)
     world.reconcile()

@@ -112,7 +112,7 @@ def reconcile_cloud(
                 _update(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], warn)
                 _protect(ledger, backend, [ledger.attempt(attempt.id) for attempt in here], settings, warn)
                 here = [ledger.attempt(attempt.id) for attempt in here]
-                check_waiting(ledger, backend.aws, region, here, now=backend.now())
+                check_waiting(ledger, backend.aws, region, here, now=backend.now(), warn=warn)
             except UserError as error:
                 shown = f"{counted(len(here), 'attempt')} in {region} {'is' if len(here) == 1 else 'are'}"
                 warn(f"{shown} shown as before: {error.message}")

@@ -13,7 +13,7 @@ command that looks.
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -200,9 +200,15 @@ def _check_room(ledger: Ledger, attempt: Attempt, block: CapacityBlock) -> None:
 
 
 def check_waiting(
-    ledger: Ledger, aws: Aws, region: str, attempts: Iterable[Attempt], *, now: datetime
+    ledger: Ledger,
+    aws: Aws,
+    region: str,
+    attempts: Iterable[Attempt],
+    *,
+    now: datetime,
+    warn: Callable[[str], None],
 ) -> None:
-    """Note of attempts that wait whether their schedules and their block are still there.
+    """Note of attempts that wait whether their schedules and their block are still there; warn if not.
 
     Raises CloudRefused's kinds if AWS does not say.
     """
@@ -228,6 +234,7 @@ def check_waiting(
             continue
         mend = f"give it up, and submit it again: fastlaunch cancel {attempt.run_ids[0]}"
         ledger.explain_with_runs(attempt.id, f"nothing starts it: {why}; {mend}")
+        warn(f"nothing starts {attempt.token}: {why}; {mend}")
 
 
 def make_start(ledger: Ledger, aws: Aws, attempt: Attempt, plan: Plan, *, role: str, now: datetime) -> None:
