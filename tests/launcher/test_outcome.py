@@ -184,6 +184,15 @@ def test_records_that_grow_are_read_as_if_they_were_whole(
             assert summarize(records) == summarize(expected)
 
 
+def test_a_header_whose_end_comes_later_is_read_again(tmp_path: Path) -> None:
+    (path,) = write_run(tmp_path, steps=2)
+    whole = path.read_bytes()
+    reader = RecordReader(path)
+    for end in (whole.index(b"\n"), whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        assert reader.read() == RecordReader(path).read()
+
+
 def test_a_record_is_read_from_where_the_last_look_ended(tmp_path: Path) -> None:
     (path,) = write_run(tmp_path, steps=40)
     whole = path.read_bytes()

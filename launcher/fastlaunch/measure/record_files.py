@@ -264,7 +264,7 @@ class RecordReader:
         with open_unpacked(path, max_bytes, start=kept.num_bytes if kept else 0) as file:
             reader = _Reader(path, file, kept)
             lines = kept or _Lines(reader.header(), reader.num_bytes, inode=stat.st_ino)
-            is_kept, truncated = path.suffix not in _PACKED, False
+            is_kept, truncated = path.suffix not in _PACKED and reader.is_at_line, False
             while text := reader.text():
                 if not text.endswith(b"\n"):
                     # More of the line may come.
@@ -347,6 +347,8 @@ class _Reader:
         self._path, self._file = path, file
         self.number = before.number if before else 0
         self.num_bytes = before.num_bytes if before else 0
+        #: Whether the last line was read with its end.
+        self.is_at_line = True
 
     def error(self, problem: str) -> RecordError:
         return RecordError(self._path, self.number, problem[:_MOST_SAID])
@@ -363,6 +365,7 @@ class _Reader:
         if len(text) > MAX_LINE_BYTES:
             raise TooLarge(self._path, self.number, f"a line of more than {MAX_LINE_BYTES / 2**20:.0f} MiB")
         self.num_bytes += len(text)
+        self.is_at_line = text.endswith(b"\n")
         return text
 
     def header(self) -> dict[str, Any]:
