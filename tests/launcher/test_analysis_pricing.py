@@ -121,7 +121,12 @@ def test_as_another_instance() -> None:
     ("run", "charge", "why", "hint"),
     [
         (run_with(num_gpus=1), P5, "bf16 ran on 1 x H100; p5.48xlarge is 8 x H100", "-share 1/8"),
-        (RUN, ChargedAs(instance="p5en.48xlarge"), "8 x H100; p5en.48xlarge is 8 x H200", "-share 1"),
+        (
+            RUN,
+            ChargedAs(instance="p5en.48xlarge"),
+            "8 x H100; p5en.48xlarge is 8 x H200",
+            "--price-as p5.48xlarge",
+        ),
         (run_with(device_name="AMD EPYC"), P5, "ran on 8 x AMD EPYC", "--usd-per-hour USD"),
         (run_with(device_name=None, instance=None), P5, "8 x an unknown device", "--usd-per-hour USD"),
         (run_with(num_nodes=2), P5, "ran on 4 x H100", "-share 1/2"),
@@ -142,6 +147,7 @@ def test_a_share_is_hypothetical() -> None:
     assert (charged.usd_per_hour, charged.hypothetical) == (pytest.approx(6.88), "1/8 of p5.48xlarge")
     other = price(one, price_as=(ChargedAs(instance="p5en.48xlarge", share=eighth),))
     assert other.hypothetical == "1/8 of p5en.48xlarge (H200), though it ran on H100"
+    assert (charged.other_gpu, other.other_gpu) == (None, "H200")
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def test_baselines_and_prices(capsys: pytest.CaptureFixture[str], tmp_path: Path
     row = rows(capsys, *share)["bf16"]
     assert row["usd_per_hour"] == pytest.approx(63.296 / 8)
     assert (row["price_as_of"], row["price_hypothetical"]) == ("2026-07-20", "1/8 of p5en.48xlarge")
+    out, _ = answer(capsys, "--price-as", "p5.4xlarge", "--price-share", "1")
+    assert out.startswith("compile on H200 (charged as H100) gives ")
     assert run(["runs", "import", str(FIGURES)]) == 0
     (tmp_path / "mine.yaml").write_text(
         "prices:\n  - {instance: p5.48xlarge, service: ec2, region: us-east-1, usd_per_hour: 40,"

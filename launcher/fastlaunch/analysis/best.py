@@ -7,14 +7,13 @@ the answer (sentence, JSON, Markdown, page) shows the decision made here.
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.differences import Differences
 from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.notes import uneven_note
 from fastlaunch.analysis.pooling import newest_version, run_times
-from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, reciprocal
+from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, cheapest_with, reciprocal
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
@@ -259,26 +258,11 @@ def _terms(setup: Setup) -> tuple[object, ...]:
 def instances_to_charge(rows: Sequence[Row], request: PriceRequest, catalogue: Catalogue) -> list[ChargedAs]:
     """Return instances at whose prices all unpriced `rows` can be charged; empty if some row cannot."""
     kinds = dict.fromkeys((row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes) for row in rows)
-    charges = [_cheapest_with(device_name, num, request, catalogue) for device_name, num in kinds]
+    charges = [
+        cheapest_with(
+            catalogue.accelerator_of_device(device_name) if device_name else None, num, request, catalogue
+        )
+        for device_name, num in kinds
+    ]
     known = dict.fromkeys(charge for charge in charges if charge is not None)
     return [] if None in charges else list(known)
-
-
-def _cheapest_with(
-    device_name: str | None, num_gpus: int, request: PriceRequest, catalogue: Catalogue
-) -> ChargedAs | None:
-    """Return the cheapest instance with `num_gpus` of the GPU, else a share of one, or None."""
-    device = catalogue.accelerator_of_device(device_name) if device_name else None
-    offers = []
-    for instance in catalogue.instances.values():
-        if device is None or catalogue.accelerator_of(instance.name) != device:
-            continue
-        price = catalogue.find_price(instance.name, region=request.region, on=request.as_of or request.today)
-        if price is not None and instance.num_accelerators >= num_gpus:
-            offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
-    if not offers:
-        return None
-    is_part, _, instance = min(offers, key=lambda offer: offer[:2])
-    return ChargedAs(
-        instance=instance.name, share=Fraction(num_gpus, instance.num_accelerators) if is_part else None
-    )

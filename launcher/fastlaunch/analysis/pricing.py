@@ -5,7 +5,6 @@ Every function keeps the interval, if there is one.
 
 import datetime
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -16,6 +15,8 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Interval, Setup
 
 SECONDS_PER_HOUR = 3600.0
+#: What to do about runs on a CPU, or on GPUs that no instance has: no share of an instance does their work.
+_NO_INSTANCE = "choose other runs, or give their machine a rate of your own: --usd-per-hour USD"
 
 
 def scaled(quantity: Interval, factor: float) -> Interval:
@@ -149,10 +150,30 @@ def accelerator_of(setup: Setup, catalogue: Catalogue) -> Accelerator | None:
     return catalogue.accelerators[instance.accelerator] if instance else None
 
 
+def cheapest_with(
+    used: Accelerator | None, num_gpus: int, request: PriceRequest, catalogue: Catalogue
+) -> ChargedAs | None:
+    """Return the cheapest instance with `num_gpus` of the GPU, else a share of one, or None."""
+    offers = []
+    for instance in catalogue.instances.values():
+        if used is None or catalogue.accelerator_of(instance.name) != used:
+            continue
+        price = catalogue.find_price(instance.name, region=request.region, on=request.as_of or request.today)
+        if price is not None and instance.num_accelerators >= num_gpus:
+            offers.append((instance.num_accelerators != num_gpus, price.usd_per_hour, instance))
+    if not offers:
+        return None
+    is_part, _, instance = min(offers, key=lambda offer: offer[:2])
+    return ChargedAs(
+        instance=instance.name, share=Fraction(num_gpus, instance.num_accelerators) if is_part else None
+    )
+
+
 def _charge_of(
-    group: Group, charges: Sequence[ChargedAs], num_gpus: int, used: str, catalogue: Catalogue
+    group: Group, request: PriceRequest, num_gpus: int, used: str, catalogue: Catalogue
 ) -> ChargedAs:
     """Return the instance to charge a row as. num_gpus, used: the number of its GPUs per node, their name."""
+    charges = request.price_as
     if len(charges) == 1:
         return charges[0]
     fitting: list[tuple[Fraction, ChargedAs]] = []
@@ -163,10 +184,11 @@ def _charge_of(
         if catalogue.accelerators[instance.accelerator].name == used and is_large_enough:
             fitting.append((number, charge))
     if not fitting:
+        cheapest = cheapest_with(accelerator_of(group.setup, catalogue), num_gpus, request, catalogue)
         raise UserError(
             f"{group.setup.recipe} ran on {num_gpus} x {used}, which none of"
             f" {', '.join(map(str, charges))} has",
-            "name one that has, too: --price-as INSTANCE, or a part of it, --price-as INSTANCE:1/8",
+            f"name one that has, too: --price-as {cheapest}" if cheapest else _NO_INSTANCE,
         )
     return min(fitting, key=lambda fit: fit[0])[1]
 
@@ -175,16 +197,18 @@ def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Pri
     accelerator = accelerator_of(group.setup, catalogue)
     used = accelerator.name if accelerator else group.setup.device_name or "an unknown device"
     num_gpus = group.setup.num_gpus // group.setup.num_nodes
-    charge = _charge_of(group, request.price_as, num_gpus, used, catalogue)
+    charge = _charge_of(group, request, num_gpus, used, catalogue)
     name = charge.instance
     instance = catalogue.instance(name)
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
     charged = catalogue.accelerators[instance.accelerator].name
     ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
-    used_share = min(Fraction(num_gpus, instance.num_accelerators), Fraction(1))
-    hint = f"choose other runs, or charge the share that they used: --price-share {used_share}"
-    if accelerator is None:  # a CPU, or a GPU that no instance has: no share of the instance does its work
-        hint = "choose other runs, or give their machine a rate of your own: --usd-per-hour USD"
+    if used == charged and num_gpus <= instance.num_accelerators:
+        share = Fraction(num_gpus, instance.num_accelerators)
+        hint = f"choose other runs, or charge the share that they used: --price-share {share}"
+    else:
+        cheapest = cheapest_with(accelerator, num_gpus, request, catalogue)
+        hint = f"charge the GPUs that it used: --price-as {cheapest}" if cheapest else _NO_INSTANCE
     if charge.share is None:
         if used != charged or num_gpus != instance.num_accelerators:
             raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint)
@@ -198,4 +222,5 @@ def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Pri
         usd_per_hour=price.usd_per_hour * float(charge.share),
         basis="named",
         hypothetical=f"{charge.share} of {name}{of}",
+        other_gpu=charged if used != charged else None,
     )

@@ -116,6 +116,7 @@ def _prices(file: YamlFile, instances: Collection[str]) -> tuple[Price, ...]:
             zone=None,
             basis="listed",
             hypothetical=None,
+            other_gpu=None,
         )
         if price.instance not in instances:
             problem = f"the price is of an instance {price.instance!r} that is not listed"

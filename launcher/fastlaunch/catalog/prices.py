@@ -46,6 +46,7 @@ class Price:
     basis: Basis = "listed"  # where it comes from
     buying: str | None = None  # AWS's command that buys a block or plan on offer, and what it costs
     hypothetical: str | None = None  # what it is the price of if nobody sells that: `1/8 of p5en.48xlarge`
+    other_gpu: str | None = None  # the priced instance's GPU if the run used another one
 
     def __post_init__(self) -> None:
         check_positive(f"usd_per_hour of {self.instance}", self.usd_per_hour)

@@ -187,6 +187,8 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
         return f"nothing is ranked: {name_of(rows[0], rows, letters=letters)}, {rows[0].validity.failures[0]}"
     first, second, priced = best.first, best.second, best.is_priced
     name, amount = f"{name_of(first, rows, letters=letters)}{where_of(rows)}", amount_of(best)
+    if priced and first.price and first.price.other_gpu:
+        name += f" (charged as {first.price.other_gpu})"
     counts, is_rate = what_counts(first, priced), priced or amount is not None
     counts = counts.replace(" per dollar", "/$") if short else counts
     if amount is not None:
