@@ -326,7 +326,7 @@ def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(sizes: dict[str,
     assert re.search(
         r"batch 1 per GPU, [\d,]+ tokens/s and \$[\d.]+ per million tokens; ", lora("p5.4xlarge").subject
     )
-    found = lora("p5.4xlarge", recipe="liger").to_json()
+    found = lora("g6e.xlarge", recipe="liger").to_json()
     assert (found["evidence"], found["batch_size_per_gpu"], found["sequence_length"]) == (
         "predicted",
         1,
@@ -336,7 +336,7 @@ def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(sizes: dict[str,
     assert found["tokens_per_s"]["value"] == pytest.approx(4096 * found["samples_per_s"]["value"])
     assert found["usd_per_million_tokens"] == pytest.approx(found["usd"]["value"] / 50)
     # Blocks are computed twice, so that less has to be kept.
-    twice = lora("p5.4xlarge", recipe="liger activation_checkpointing=block").to_json()
+    twice = lora("g6e.xlarge", recipe="liger activation_checkpointing=block").to_json()
     assert twice["tokens_per_s"]["value"] < 0.85 * found["tokens_per_s"]["value"]
     with pytest.raises(UserError, match="does not fit in the memory of L4") as refused:
         lora("g6.xlarge", recipe="compile")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import stdev
 
-from fastlaunch.analysis.differences import FLOOR, MACHINE, MACHINE_DOF, Differences
+from fastlaunch.analysis.differences import FLOOR, MACHINE, MACHINE_DOF, SCATTER, SCATTER_DOF, Differences
 from fastlaunch.analysis.notes import schema_warnings, script_warnings
 from fastlaunch.analysis.pooling import (
     BARE_STEP,
@@ -485,16 +485,21 @@ def time_on_type_s(group: Group) -> Interval | None:
     return _interval(group.log_times, _variances_on_type(group, group.log_times))
 
 
-def rate_on_type(group: Group, level: float = LEVEL, *, of_other_type: bool = False) -> Interval | None:
+def rate_on_type(
+    group: Group, level: float = LEVEL, *, of_other_type: bool = False, is_expected: bool = False
+) -> Interval | None:
     """Return samples per second on any machine of the row's type; steps per second if samples are unknown.
 
     level: how often the range misses. of_other_type: for another type with the same GPU, which adds the same
-    variance again. None for a row with neither samples nor steps.
+    variance again. is_expected: a single run has a range, too, as runs and machines usually vary, so that
+    what is known less does not seem surer; else it has none, like a published figure. None for a row with
+    neither samples nor steps.
     """
-    times = group.log_sample_times
+    times, machine = group.log_sample_times, Variance(value=MACHINE**2, dof=MACHINE_DOF)
     variances = _variances_on_type(group, times)
+    if is_expected and len(times) == 1 and group.setup.kind != "published":
+        variances = [summed([Variance(value=SCATTER**2, dof=SCATTER_DOF), machine])]
     if of_other_type:
-        machine = Variance(value=MACHINE**2, dof=MACHINE_DOF)
         variances = [variance and summed([variance, machine]) for variance in variances]
     time_s = _interval(times, variances, level)
     if time_s is None or group.measure not in (STEP, SAMPLE, BARE_STEP):

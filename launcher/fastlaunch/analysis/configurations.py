@@ -76,6 +76,7 @@ class LeftOut:
     recipe: str | None
     reason: str
     purchase: str | None = None  # the option that it cannot be bought by; None if that is not the reason
+    hint: str | None = None  # what to do about that
     # Options of `submit` with which the training fits in the GPU's memory; None unless that is the reason.
     fits: tuple[str, ...] | None = None
 

@@ -690,7 +690,7 @@ def _on_spot(
     market, deadline_s = purchase.market, assumptions.deadline_s
     if market is None:
         raise UserError(
-            "how often spot of this type is lost is not known",
+            "how often spot is lost is not known",
             "give --spot-trace CSV, or --assume spot_losses_per_hour=0.1 --assume spot_available=0.8",
         )
     if deadline_s and purchase.on_demand_usd_per_hour is None:

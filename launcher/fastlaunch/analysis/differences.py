@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 FLOOR = 0.001
 #: The deviation between machines of one type, and its weight in degrees of freedom beside observations.
 MACHINE, MACHINE_DOF = 0.017, 5
+#: The deviation between runs on a machine before any were repeated, and its weight.
+SCATTER, SCATTER_DOF = 0.015, 10
 #: The same for the ratio of two rows with common rounds. The shipped runs show 0.15%, at most 0.4%; with
 #: 0.6%, few rows that vary by 0.5% from host to host are called different.
 ROW_ON_HOST, ROW_ON_HOST_DOF = 0.006, 5

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from fastlaunch.analysis.anchors import Anchor, Config
-from fastlaunch.analysis.differences import MACHINE, Differences, RunTime
+from fastlaunch.analysis.differences import MACHINE, SCATTER, SCATTER_DOF, Differences, RunTime
 from fastlaunch.analysis.looks import share_of_plan
 from fastlaunch.analysis.statistics import LEVEL, Contrast, Difference, t_quantile
 from fastlaunch.analysis.verdicts import exp
@@ -25,8 +25,6 @@ from fastlaunch.core.ownership import FIRST_LOOK
 _WITHIN = math.log(1.01)
 #: Degrees of freedom of prediction errors, which follow Student's t: a few are far larger than most.
 _PREDICTION_DOF = 5
-#: The assumed scatter of a cell's runs, and its weight in degrees of freedom beside the runs.
-_SCATTER, _SCATTER_DOF = 0.015, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +172,7 @@ class _Race:
         estimate = Contrast(
             value=self._differences.log_ratio(at, other),
             error=math.hypot(self._own_error(at), self._own_error(other)),
-            dof=_SCATTER_DOF + min(len(self._cells[number].runs) for number in (at, other)) - 1,
+            dof=SCATTER_DOF + min(len(self._cells[number].runs) for number in (at, other)) - 1,
         )
         return Difference(estimates=(estimate,))
 
@@ -182,5 +180,5 @@ class _Race:
         """Return the standard error of the cell's mean, by its own runs and the assumed scatter."""
         times = [run.log_time for run in self._cells[at].runs]
         squares = sum((time - fmean(times)) ** 2 for time in times)
-        variance = (_SCATTER_DOF * _SCATTER**2 + squares) / (_SCATTER_DOF + len(times) - 1)
+        variance = (SCATTER_DOF * SCATTER**2 + squares) / (SCATTER_DOF + len(times) - 1)
         return math.sqrt(variance / len(times))

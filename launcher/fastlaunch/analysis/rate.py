@@ -70,7 +70,7 @@ class Rate:
     """The speed of a workload on all nodes.
 
     If a script does not count samples, they are steps. The range holds 90% of machines of the type if
-    measured, and 90% of runs if predicted. A published figure and a single run have no range.
+    measured, and 90% of runs if predicted. A published figure has no range.
     """
 
     samples_per_s: Interval
@@ -140,7 +140,7 @@ def rate_of_row(row: Row) -> Rate | None:
     """Return a row's rate on the machine that it is charged as; None if it gives no speed."""
     price = row.price
     is_other_type = price is not None and price.basis == "named" and price.instance != row.setup.instance
-    speed = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=is_other_type)
+    speed = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=is_other_type, is_expected=True)
     evidence = Evidence.SAME_GPU if is_other_type else Evidence.MEASURED
     if row.setup.kind == "published":
         evidence = Evidence.PUBLISHED
@@ -537,7 +537,7 @@ class Finder:
         kind = id(row), evidence is Evidence.SAME_GPU
         rate = self._ranges.get(kind)
         if rate is None:
-            rate = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=kind[1])
+            rate = rate_on_type(row.group, 1 - IN_RANGE, of_other_type=kind[1], is_expected=True)
             assert rate is not None
             self._ranges[kind] = rate
         assumption = None

@@ -251,7 +251,11 @@ def choices_of(configurations: Sequence[Configuration], purchases: Sequence[Purc
             except UserError as error:
                 price = purchase.price
                 out = LeftOut(
-                    instance=price.instance, recipe=None, reason=error.message, purchase=price.purchase
+                    instance=price.instance,
+                    recipe=None,
+                    reason=error.message,
+                    purchase=price.purchase,
+                    hint=error.hint,
                 )
                 refused[out] = None
                 if on_spot and purchase.market is None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fastlaunch.analysis.anchors import CLASS_MEANINGS
+from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
@@ -62,7 +63,8 @@ def as_text(recommendation: Recommendation, *, width: int) -> str:
         heading = filled(_heading(recommendation, lines), width)
         parts.append("\n".join([heading, "", _table(recommendation, lines, letters, width)]))
         parts.append(letters.legend(width))
-    parts.append(_memory(recommendation, width))
+    if recommendation.num_choices or not _unbought(recommendation):
+        parts.append(_memory(recommendation, width))
     if recommendation.pick is not None:
         parts.append(filled(_experiment(recommendation, letters), width))
     if notes := _notes(recommendation, lines):
@@ -111,7 +113,7 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
     if pick is not None:
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
-        once = ", in one run" if rate.evidence.is_measured and rate.samples_per_s.low is None else ""
+        once = ", in one run" if rate.evidence.is_measured and rate.row and rate.row.num_runs == 1 else ""
         return at_a_glance(
             f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
             f"{name}: {_costs(pick)}, {_evidence(pick)}{once}.",
@@ -119,36 +121,44 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
     if not recommendation.num_choices:
         answer = f"Nothing can be recommended for {job.workload}"
         return at_a_glance(*(f"{answer}: {why}." for why in _why_nothing(recommendation)))
-    limits, extreme = recommendation.limits, _extreme(recommendation)
+    limits, closest = recommendation.limits, _closest(recommendation)
     wanted = [
         *([f"{hours_text(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
         *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
     ]
     verb = "take" if limits.deadline_hours is not None else "cost"
     answer = f"No choice is certain to {verb} at most {' and '.join(wanted)}"
-    if extreme is None:
+    if closest is None:
         return f"{answer}."
-    word, choice, amount = extreme
-    name = _named(choice, recommendation, letters)
-    return at_a_glance(f"{answer}; the {word} is {name}: {amount}.", f"{answer}; {word}: {name}, {amount}.")
+    name = _named(closest, recommendation, letters)
+    in_time = limits.deadline_hours is not None
+    amount = hours_text(closest.hours) if in_time else usd_text(closest.total, what="")
+    return at_a_glance(f"{answer}; the closest is {name}: {amount}.", f"{answer}; closest: {name}, {amount}.")
 
 
-def _extreme(recommendation: Recommendation) -> tuple[str, Choice, str] | None:
-    """Return the choice nearest to the limit that all miss, as `cheapest`, it and its cost; None for two."""
+def _closest(recommendation: Recommendation) -> Choice | None:
+    """Return the choice that comes nearest to the limit, by the upper end of its range.
+
+    None unless there is one limit, which all choices miss.
+    """
     limits = recommendation.limits
+    known = (*recommendation.front, *recommendation.by_instance, *recommendation.cheapest)
+    if recommendation.pick is not None or (limits.deadline_hours is None) == (limits.budget_usd is None):
+        return None
     if limits.deadline_hours is None:
-        cheapest = recommendation.front[0]
-        return "cheapest", cheapest, usd_text(cheapest.total, what="")
-    if limits.budget_usd is None:
-        fastest = recommendation.front[-1]
-        return "fastest", fastest, hours_text(fastest.hours)
-    return None
+        return min(known, key=lambda choice: choice.total.usd.high or choice.usd, default=None)
+    return min(known, key=lambda choice: choice.total.hours.high or choice.hours, default=None)
 
 
 def _why_nothing(recommendation: Recommendation) -> Iterator[str]:
     """Yield the reason why what could train cannot be bought, if there is one; then that nothing can."""
-    yield from (out.reason for out in recommendation.left_out[-1:] if out.purchase is not None)
+    yield from (out.reason for out in _unbought(recommendation))
     yield "every candidate is left out"
+
+
+def _unbought(recommendation: Recommendation) -> list[LeftOut]:
+    """Return what could train and cannot be bought, if that is why nothing is recommended: the last."""
+    return [out for out in recommendation.left_out[-1:] if out.purchase is not None]
 
 
 def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterator[str]:
@@ -157,7 +167,9 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
     Without a pick, they are on the cheapest and the fastest choice.
     """
     pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
-    if pick is None and recommendation.num_choices:
+    if not recommendation.num_choices:
+        yield from (f"{out.hint[:1].upper()}{out.hint[1:]}." for out in _unbought(recommendation) if out.hint)
+    if pick is None and recommendation.num_choices and recommendation.limits.deadline_hours is not None:
         cheapest, fastest = recommendation.front[0], recommendation.front[-1]
         if cheapest is fastest:
             yield f"Nothing is faster than the cheapest, which takes {hours_text(cheapest.hours)}."
@@ -169,7 +181,7 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
     if pick is None:
         return
     if tokens := tokens_text(pick.configuration.rate, pick.usd, pick.samples):
-        yield f"It trains at {tokens}."
+        yield f"It trains at {tokens}, all included."
     if runner_up is not None:
         ratio = runner_up.usd / pick.usd if pick.usd else 1.0
         speed = runner_up.hours / pick.hours
@@ -188,11 +200,11 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
         yield f"Runner-up: {name} {cost}{known}: {_costs(runner_up)}, {_evidence(runner_up)}; {time}."
     if (rival := recommendation.rival) is not None:
         name = _named(rival.choice, recommendation, letters)
-        is_next = recommendation.experiment is not None and recommendation.experiment.choice is rival.choice
-        run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
-        tells = "" if is_next else f"; {run} would tell"
+        # Only one measurement is proposed, and below.
+        tells = ""
         if recommendation.experiment is None:
-            tells += ", but cost more than it saves on average"
+            run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
+            tells = f"; {run} would tell, but cost more than it saves on average"
         if rival.choice is runner_up:
             if runner_up.usd < pick.usd:
                 yield f"Their ranges overlap, so the pick is the one with the stronger evidence{tells}."
@@ -275,7 +287,7 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     for choice in recommendation.front:
         if not first or choice.hours <= (1 - _CLEARLY) * first[-1].hours:
             first.append(choice)
-    first += [recommendation.runner_up] if recommendation.runner_up else []
+    first += filter(None, [recommendation.runner_up, _closest(recommendation)])
     first = [*first[:_MOST_LINES], *recommendation.by_purchase]
     chosen = {id(choice): choice for choice in (*first, *families.values())}
     for choice in recommendation.cheapest:
@@ -285,9 +297,12 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     over = [choice for choice in chosen.values() if not recommendation.limits.allow(choice)]
     lines = [*within, *over[: _MOST_OVER if within else None]][:_MOST_LINES]
     lines += [choice for choice in recommendation.by_purchase if choice not in lines]
-    return sorted(
-        lines, key=lambda choice: (not recommendation.limits.allow(choice), choice.usd, choice.hours)
-    )
+    return sorted(lines, key=lambda choice: (_rank(choice, recommendation), choice.usd, choice.hours))
+
+
+def _rank(choice: Choice, recommendation: Recommendation) -> int:
+    """Return 0 for the pick, 1 within the limits, 2 over them."""
+    return 0 if choice is recommendation.pick else 1 if recommendation.limits.allow(choice) else 2
 
 
 def _note(choice: Choice, recommendation: Recommendation) -> str:
