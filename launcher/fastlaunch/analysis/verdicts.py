@@ -238,7 +238,7 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
     if pair.difference is None or looked is None:
         is_of_base = len(pair.base.group.runs) < 2 <= len(pair.row.group.runs)
         why = _why_no_interval(pair.base.group if is_of_base else pair.row.group)
-        are_single = _is_single(pair.base.group) and _is_single(pair.row.group)
+        are_single = is_single(pair.base.group) and is_single(pair.row.group)
         number = _MORE_OF_ONE if are_single else None
         return NO_INTERVAL, [f"the baseline has no interval: {why}" if is_of_base else why], number
     if looked.kind != UNRESOLVED:
@@ -272,11 +272,11 @@ def _of_method(pair: _Pair) -> Iterator[str]:
         return
     if pair.noise_of_base:
         yield (
-            f"the baseline's runs vary by {_percents(pair.noise_of_base)}: each row's interval is from its"
-            " own rounds alone; another baseline would be sharper"
+            f"the baseline's runs vary by {_percents(pair.noise_of_base)}: hence wide intervals; another"
+            " baseline would be sharper"
         )
     if pair.noise:
-        yield f"its runs vary by {_percents(pair.noise)}: its interval is from its own rounds alone"
+        yield f"its runs vary by {_percents(pair.noise)}: hence its wide interval"
     if difference.carried:
         yield (
             f"noise carries over from one round to the next (correlation {difference.carried:.1f}): the"
@@ -311,7 +311,8 @@ def _percents(deviations: tuple[float, float]) -> str:
     return f"{of_row} where the others' vary by {others}"
 
 
-def _is_single(group: Group) -> bool:
+def is_single(group: Group) -> bool:
+    """Return whether the row is one run, whose time is known."""
     return len(group.runs) == 1 and bool(group.log_times) and group.first.setup.kind == "records"
 
 
@@ -320,7 +321,7 @@ def _why_no_interval(group: Group) -> str:
         return "no time or speed is known"
     if group.first.setup.kind == "published":
         return "published, without repeats"
-    if _is_single(group):
+    if is_single(group):
         return "one run: a second and third give a verdict"
     return "its runs share no round with another row's that tells how they vary"
 

@@ -174,7 +174,8 @@ def compare(
             comparison, output, finish=finish, target=target, columns=columns, brief=brief, in_full=in_full
         )
         print_warnings(comparison.warnings)
-    next_command(_next(comparison, output))
+    if command := _next(comparison):
+        next_command(command)
     return EXIT_JOB_FAILED if _fails(comparison, fail_if_worse) else EXIT_DONE
 
 
@@ -258,8 +259,13 @@ def print_comparison(
         parts.append(as_table(comparison, only=columns, brief=brief, width=width))
     else:
         parts.append(as_overview(comparison, brief=brief, width=width))
+    hints = []
+    if not any(row.price for row in comparison.rows):
+        price = shlex.join(prices_to_add(comparison)) or "--usd-per-hour USD"
+        hints.append(wrapped(f"cost: no price is known; to see it, compare with {price}"))
     if not in_full and not brief:
-        parts.append("more: --all (every row, column and note), --why ROW, --notes")
+        hints.append("more: --all (every row, column and note), --why ROW, --notes")
+    parts += ["\n".join(hints)] if hints else []
     print_coloured("\n".join(["\n\n".join(parts), *([""] if below else []), *below]), VERDICT_COLOURS)
 
 
@@ -269,8 +275,8 @@ def print_warnings(warnings: Sequence[str]) -> None:
         report_line(as_warning(warning))
 
 
-def _next(comparison: "Comparison", output: str) -> str:
-    """Return the command to type next: more runs if a verdict needs them, else prices."""
+def _next(comparison: "Comparison") -> str | None:
+    """Return the command to type next: more runs if a verdict needs them, else prices; None if neither."""
     from fastlaunch.analysis.best import more_runs_command
     from fastlaunch.ledger.ledger import IMPORT
 
@@ -289,8 +295,7 @@ def _next(comparison: "Comparison", output: str) -> str:
         of_service = " --service sagemaker" if priced.offer.service == "sagemaker" else ""
         where = "" if priced.offer.region == request.region else f" --region {priced.offer.region}"
         return f"fastlaunch prices --instance {priced.setup.instance}{of_service}{where} --all"
-    same = given_command(without=("output", "columns", "brief"))
-    return shlex.join([*same, *(["--output", "json"] if output == "table" else [])])
+    return None
 
 
 def prices_to_add(comparison: "Comparison") -> list[str]:

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -210,14 +210,14 @@ def print_coloured(text: str, colours: Mapping[str, Mapping[str, Any]]) -> None:
     click.echo("\n".join(lines), file=raw_output(sys.stdout))
 
 
-def given_command(*, without: Sequence[str] = ()) -> list[str]:
-    """Return the running command's words: its selectors and typed options, except those in `without`."""
+def given_command() -> list[str]:
+    """Return the running command's words: its selectors and typed options."""
     context = click.get_current_context()
     words = ["fastlaunch", str(context.info_name), *context.params["selectors"]]
     for option in context.command.params:
         name = str(option.name)
         is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if isinstance(option, click.Option) and is_given and name not in without:
+        if isinstance(option, click.Option) and is_given:
             value = context.params[name]
             for item in value if option.multiple else (value,):
                 text = ",".join(item) if isinstance(item, tuple) else str(item)

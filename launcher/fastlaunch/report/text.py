@@ -15,7 +15,7 @@ from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
-from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING
+from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING, is_single
 from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.tables import WIDTH
@@ -212,7 +212,9 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
     share = _value(first, priced) / _value(second, priced)
     more = f"{says}, {_times_that(share, other, is_rate=is_rate, short=short)}"
     if best.kind == NO_INTERVAL:
-        return f"{more}, without an interval"
+        if not (is_single(first.group) and is_single(second.group)):
+            return f"{more}, without an interval"
+        return f"{more}, {'one run each' if short else 'from one run each, without an interval'}"
     unsettled = "; best not settled" if len(best.may_be_best) > 1 else ""
     if best.kind == BETTER:
         return f"{more}{between(ratio)}{unsettled}"
