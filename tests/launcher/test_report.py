@@ -165,7 +165,7 @@ def test_the_kernels_of_a_forward_pass_are_those_of_the_row() -> None:
 def test_the_answer_of_the_published_experiment() -> None:
     comparison = figures("fp8-experiment", datetime.date(2023, 11, 15))
     assert answer(comparison) == (
-        "bf16 on p4d.24xlarge gives 137,176 images per dollar, 1.456x that on p5.48xlarge,"
+        "bf16 on p4d.24xlarge gives 137,000 images per dollar, 1.456x that on p5.48xlarge,"
         " without an interval."
     )
     assert asides_of(comparison.rows) == [

@@ -178,7 +178,7 @@ def answer(comparison: Comparison, *, lettered: bool = False) -> str:
 
 
 def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: bool = False) -> str:
-    """Return which row is best, or why none is. short: `517,693 images/$, 2.101x bf16` in place of words."""
+    """Return which row is best, or why none is. short: `518,000 images/$, 2.101x bf16` in place of words."""
     unbarred = [row for row in rows if not row.is_barred]
     if best is None and unbarred:
         base = next(row for row in unbarred if row.is_baseline)
@@ -192,7 +192,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
     counts, is_rate = what_counts(first, priced), priced or amount is not None
     counts = counts.replace(" per dollar", "/$") if short else counts
     if amount is not None:
-        says = f"{name}{':' if short else ' gives'} {number(amount)} {counts}"
+        says = f"{name}{':' if short else ' gives'} {amount} {counts}"
     else:
         says = f"{name} {'gives the most' if priced else 'is the fastest'}"
     if second is None:
@@ -223,12 +223,19 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
     return f"{more}{between(reciprocal(of_second))}{unsettled}"
 
 
-def amount_of(best: Best) -> float | None:
-    """Return what the best row gives of what `what_counts` names; None if that is not known."""
-    per_usd = best.first.cost.samples_per_usd
+def amount_of(best: Best) -> str | None:
+    """Return what the best row gives of what `what_counts` names, per dollar to three digits: `518,000`.
+
+    None if that is not known.
+    """
     if not best.is_priced:
-        return rate_of(best.first)[0]
-    return per_usd.value * shown_unit(best.first).per_sample if per_usd else None
+        rate, _ = rate_of(best.first)
+        return None if rate is None else number(rate)
+    per_usd = best.first.cost.samples_per_usd
+    if per_usd is None:
+        return None
+    amount = per_usd.value * shown_unit(best.first).per_sample
+    return about(amount) if amount >= 99.95 else number(amount)
 
 
 def where_of(rows: Sequence[Row]) -> str:

@@ -250,7 +250,7 @@ def _figure(rows: Sequence[Row]) -> dict[str, str] | None:
     what = what_counts(best.first, best.is_priced)
     if best.second is None:
         amount = amount_of(best)
-        return None if amount is None else {"number": number(amount), "counts": what}
+        return None if amount is None else {"number": amount, "counts": what}
     first, second = (ratio_of(row, is_priced=best.is_priced) for row in (best.first, best.second))
     if first is None or second is None:
         return None
