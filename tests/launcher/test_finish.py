@@ -243,7 +243,7 @@ def test_rows_of_another_batch_are_held_to_as_many_samples_and_a_barred_one_is_n
     comparison = compared(run("bf16", 1.0), wide, wrong, usd_per_hour=DOLLAR)
     (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
     assert [row["steps"] for row in workload["rows"]] == [1000, 500, 1000]
-    assert workload["sentence"] == "bf16: the job for $1,005 in 16.8 min, measured"
+    assert workload["sentence"] == "bf16: the job for $1,005 ±4.0% in 16.8 min, measured"
     text = finish_table(comparison, 1000, CATALOGUE)
     ranked, others = text.split("not ranked with these:")
     assert "\nte-article " in others and "at batch 128" in others and "\nbf16 " in ranked
@@ -271,10 +271,11 @@ def test_a_range_that_is_narrower_than_what_is_assumed_is_not_shown() -> None:
     assert "±" not in short.partition("* ")[0] and "±" in long.partition("* ")[0]
 
 
-def test_of_single_runs_the_answer_says_that_there_is_no_range() -> None:
-    comparison = compared(run("bf16", 1.0), run("compile", 0.5), usd_per_hour=DOLLAR)
-    (workload,) = finish_json(comparison, 1000, CATALOGUE)["workloads"]
-    assert workload["sentence"].endswith("less than bf16, without a range")
+def test_single_runs_have_the_range_of_usual_runs_and_published_figures_none() -> None:
+    for kind, ending in (("records", "measured"), ("published", "without a range")):
+        rows = [run("bf16", 1.0, kind=kind), run("compile", 0.5, kind=kind)]
+        (workload,) = finish_json(compared(*rows, usd_per_hour=DOLLAR), 1000, CATALOGUE)["workloads"]
+        assert workload["sentence"].endswith(f"less than bf16, {ending}")
 
 
 def test_rows_whose_ranges_overlap_are_not_settled() -> None:

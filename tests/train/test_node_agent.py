@@ -255,6 +255,9 @@ class Alone(Machine):
             raise ZeroDivisionError
         return self.training
 
+    def cause(self, run: NodeRun) -> str:
+        return ""
+
     def ending(self, number: int) -> Ending | None:
         return Ending(kill_after_s=0.3, grace_s=0.1)
 

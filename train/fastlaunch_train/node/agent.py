@@ -170,7 +170,7 @@ class Machine(ABC):
         Its training has failed with `code`, perhaps by chance. It goes on from what it has saved since; if
         that is nothing, it has failed for good, so whatever always fails at a step is done twice at most.
         """
-        return self.may_go_on(run, code) and self.saved_step(run) > saved
+        return self.saved_step(run) > saved and self.may_go_on(run, code)
 
     def may_go_on(self, run: NodeRun, code: int) -> bool:
         """Return whether a run that ended here with `code` may have failed by chance, on sound GPUs."""
