@@ -18,7 +18,7 @@ from fastlaunch_train.recipes.recipes import resolve_recipe
 from fastlaunch_train.steppers.stepping import build_native
 from fastlaunch_train.workloads.contract import Batch, ModelOptions, Workload, load_workload
 
-# Of torch's compiler, torchao and PEFT, of no concern here.
+# torch's compiler, torchao and PEFT give warnings of no concern here.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 GPU = torch.device("cuda")

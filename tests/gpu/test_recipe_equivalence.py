@@ -17,7 +17,7 @@ from fastlaunch_train.recipes.recipe import ZERO_STAGES, Recipe
 from fastlaunch_train.recipes.recipes import RECIPES
 from fastlaunch_train.recipes.rules import batch_multiple
 
-# Of Transformer Engine, torchao and torch's compiler, of no concern here.
+# Transformer Engine, torchao and torch's compiler give warnings of no concern here.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 DEVICE = torch.device("cuda", 0)

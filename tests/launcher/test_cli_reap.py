@@ -229,10 +229,10 @@ def test_a_last_word_ends_a_machine_that_lives_ten_minutes_after_it(
     with open_ledger(load_settings()) as ledger:
         run_id, attempt = submitted(ledger)
         note_machine(ledger, run_id, attempt, aws_server)
-    said = {"schema": 1, "token": f"{run_id}-a1", "outcome": "completed", "runs": []}
-    said["billed_until"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    report = {"schema": 1, "token": f"{run_id}-a1", "outcome": "completed", "runs": []}
+    report["billed_until"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     key = f"fastlaunch/runs/{run_id}/attempt-1/node-0/status.json"
-    aws().put_object("us-east-1", "acme", key, json.dumps(said).encode())
+    aws().put_object("us-east-1", "acme", key, json.dumps(report).encode())
     assert reaped(capsys, "--yes", minutes_later=9)["instances"][0]["done"] == "left"
     assert reaped(capsys, "--yes", minutes_later=11)["instances"][0]["done"] == "terminated"
 

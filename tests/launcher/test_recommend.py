@@ -47,12 +47,13 @@ from fastlaunch.core.errors import UserError
 from fastlaunch.core.home import make_folder
 from fastlaunch.core.paths import shipped
 from fastlaunch.core.settings import config_path, load_settings
+from fastlaunch.core.terminal import filled
 from fastlaunch.jobs.job import SCRIPT_RECIPE
 from fastlaunch.lifecycle.model_size import counted_size, model_size
 from fastlaunch.lifecycle.world import default_context as fastlaunch_world
 from fastlaunch.measure.published import shipped_workloads
 from fastlaunch.measure.summary import Interval
-from fastlaunch.report.text import MOST_WORDS, filled
+from fastlaunch.report.text import MOST_WORDS
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
 ARTICLE = (
@@ -914,11 +915,11 @@ def test_a_single_run_is_no_surer_than_several(capsys: pytest.CaptureFixture[str
     [
         (
             ("--max-cost", "5"),
-            r"No choice is certain to cost at most \$5\.00; the closest is p5\.4xlarge with",
+            r"No choice is certain to cost at most \$5\.00; the closest is p5\.4xlarge with fp8-frozen: \$",
         ),
         (
             ("--deadline", "30min"),
-            r"No choice is certain to take at most 30\.0 min; the closest is p5\.4xlarge",
+            r"No choice is certain to take at most 30\.0 min; the closest is p5\.4xlarge with fp8-frozen: \d",
         ),
         (
             ("--deadline", "30min", "--max-cost", "5"),

@@ -274,8 +274,7 @@ def test_an_answer_of_long_names_is_read_at_a_glance() -> None:
         *reaching("compile", [390, 400, 410], instance="p4d.24xlarge"),
     ]
     (workload,) = target_json(compared(*rows, usd_per_hour=DOLLAR), "accuracy=0.9", CATALOGUE)["workloads"]
-    told = str(workload["sentence"])
-    assert len(told.split()) <= MOST_WORDS
+    assert len(str(workload["sentence"]).split()) <= MOST_WORDS
 
 
 def test_the_answer_names_the_first_row_the_next_and_how_sure_it_is() -> None:

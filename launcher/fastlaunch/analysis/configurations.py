@@ -75,7 +75,7 @@ class LeftOut:
     instance: str | None  # None for all of them
     recipe: str | None
     reason: str
-    purchase: str | None = None  # the option that it cannot be bought by; None if that is not the reason
+    purchase: str | None = None  # the option by which its cost cannot be told, if that is the reason
     hint: str | None = None  # what to do about that
     # Options of `submit` with which the training fits in the GPU's memory; None unless that is the reason.
     fits: tuple[str, ...] | None = None

@@ -203,19 +203,21 @@ def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Pri
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
     charged = catalogue.accelerators[instance.accelerator].name
     ran = f"{group.setup.recipe} ran on {num_gpus} x {used}"
-    if used == charged and num_gpus <= instance.num_accelerators:
-        share = Fraction(num_gpus, instance.num_accelerators)
-        hint = f"choose other runs, or charge the share that they used: --price-share {share}"
-    else:
+
+    def hint() -> str:
+        if used == charged and num_gpus <= instance.num_accelerators:
+            share = Fraction(num_gpus, instance.num_accelerators)
+            return f"choose other runs, or charge the share that they used: --price-share {share}"
         cheapest = cheapest_with(accelerator, num_gpus, request, catalogue)
-        hint = f"charge the GPUs that it used: --price-as {cheapest}" if cheapest else _NO_INSTANCE
+        return f"charge the GPUs that it used: --price-as {cheapest}" if cheapest else _NO_INSTANCE
+
     if charge.share is None:
         if used != charged or num_gpus != instance.num_accelerators:
-            raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint)
+            raise UserError(f"{ran}; {name} is {instance.num_accelerators} x {charged}", hint())
         return replace(price, basis="named")
     whole = charge.share * instance.num_accelerators
     if used == charged and num_gpus > whole:
-        raise UserError(f"{ran}; {charge.share} of {name} is {float(whole):g}", hint)
+        raise UserError(f"{ran}; {charge.share} of {name} is {float(whole):g}", hint())
     of = f" ({charged}), though it ran on {used}" if used != charged else ""
     return replace(
         price,

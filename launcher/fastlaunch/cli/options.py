@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.terminal import command_lines, plain, printable, raw_output
+from fastlaunch.core.terminal import command_lines, filled, plain, printable, raw_output
 from fastlaunch.core.units import (
     above_zero,
     parse_bytes,
@@ -188,8 +188,6 @@ def print_json(data: object) -> None:
 
 def wrapped(text: str) -> str:
     """Return sentences wrapped to the width of tables of measurements."""
-    from fastlaunch.report.text import filled
-
     return filled(text, output_width())
 
 

@@ -74,14 +74,28 @@ def report_line(line: str, stream: TextIO | None = None) -> None:
     with suppress(OSError):
         if isinstance(line, WarningLine) and stream.isatty():
             width = shutil.get_terminal_size().columns
-            shown = "\n".join(_wrapped(line, width) for line in shown.split("\n"))
+            shown = "\n".join(filled(line, width, indent="  ") for line in shown.split("\n"))
         # One write, since several threads may report. rich shows the line above its bar.
         print(f"{shown}\n", end="", file=stream, flush=True)
 
 
-def _wrapped(line: str, width: int) -> str:
-    """Return the line, broken at blanks."""
-    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+#: What belongs together in a line: `(class A)`.
+_TOGETHER = re.compile(r"(?<=\(class) (?=\w+\))")
+
+
+def filled(text: str, width: int, *, indent: str = "") -> str:
+    """Return sentences in lines of `width`, which do not break words or `(class A)`.
+
+    indent: before all lines but the first.
+    """
+    lines = textwrap.fill(
+        _TOGETHER.sub("\N{NO-BREAK SPACE}", text),
+        width,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 #: A word of a command with its quotes, and an option with its values.
@@ -113,7 +127,7 @@ def error_lines(message: str, hint: str, width: int | None) -> str:
     return "\n".join(
         textwrap.indent(command_lines(line.strip(), width - 2), "  ")
         if line.startswith("  fastlaunch ")
-        else _wrapped(line, width)
+        else filled(line, width, indent="  ")
         for line in lines
     )
 

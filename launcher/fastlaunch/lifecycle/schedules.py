@@ -190,12 +190,12 @@ def _check_room(ledger: Ledger, attempt: Attempt, block: CapacityBlock) -> None:
         and (other.schedule or {}).get(_RESERVATION) == block.reservation
     ]
     num_free = block.num_instances - sum(other.num_nodes for other in others)
-    if attempt.num_nodes > num_free:
-        first = others[0].run_ids[0] if others else None
+    # The check of the reservation refuses what its whole block does not hold.
+    if others and attempt.num_nodes > num_free:
         raise UserError(
             f"{block.reservation} has {block.num_instances} instances, and what waits for it takes "
             f"{block.num_instances - num_free} of them from its first minute on",
-            f"submit this once that has ended, or give that up: fastlaunch cancel {first}",
+            f"submit this once that has ended, or give that up: fastlaunch cancel {others[0].run_ids[0]}",
         )
 
 

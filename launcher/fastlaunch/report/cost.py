@@ -14,6 +14,7 @@ from fastlaunch.analysis.verdicts import TRAINING
 from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.catalog.prices import Catalogue, VolumePrice
 from fastlaunch.core.tables import WIDTH, Column, table
+from fastlaunch.core.terminal import filled
 from fastlaunch.core.units import duration_text
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.data import fields_to_json, flat_quantity, place_to_json, quantity_to_json
@@ -25,7 +26,6 @@ from fastlaunch.report.text import (
     at_a_glance,
     bulleted,
     dollars,
-    filled,
     letters_of,
     limits,
     name_of,
@@ -331,10 +331,11 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
     assert best.cost is not None
     hours = _hours(best.cost)
     time = f"in {hours_text(hours.value)}"
-    if in_dollars:
-        took = f"{job} for ${_usd_text(best.cost)} {time}"
-    else:
-        took = f"{job} {time}{limits(hours, _time_unit(hours.value)[1], number)}"
+    # The table has the time.
+    short = f"{job} for ${_usd_text(best.cost)}"
+    took = f"{short} {time}"
+    if not in_dollars:
+        short = took = f"{job} {time}{limits(hours, _time_unit(hours.value)[1], number)}"
     least = _amount(best, in_dollars=in_dollars)
     near = []
     for finish in others:
@@ -342,8 +343,6 @@ def _sentence(finishes: Sequence[Finish], letters: Labels = NO_LETTERS) -> str:
         if (amount.low or amount.value) <= (least.high or least.value):
             near.append(finish)
     name = name_of(best.row, rows, letters=letters)
-    # The table has the time.
-    short = took.removesuffix(f" {time}") if in_dollars else took
     if near:
         rivals = f"{len(near)} others"
         if len(near) == 1:

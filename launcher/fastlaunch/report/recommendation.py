@@ -11,10 +11,11 @@ from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
+from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
 from fastlaunch.core.tables import KEPT, Column, table
-from fastlaunch.core.terminal import command_lines
+from fastlaunch.core.terminal import command_lines, filled
 from fastlaunch.core.units import by_reason
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import whose
@@ -27,7 +28,6 @@ from fastlaunch.report.text import (
     at_a_glance,
     bulleted,
     dollars,
-    filled,
     number,
 )
 
@@ -113,7 +113,7 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
     if pick is not None:
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
-        once = ", in one run" if rate.evidence.is_measured and rate.row and rate.row.num_runs == 1 else ""
+        once = ", in one run" if rate.row and is_single(rate.row.group) else ""
         return at_a_glance(
             f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
             f"{name}: {_costs(pick)}, {_evidence(pick)}{once}.",

@@ -9,6 +9,7 @@ from fastlaunch.analysis.compare import Comparison
 from fastlaunch.analysis.rate import rate_of_row
 from fastlaunch.analysis.target import (
     LOSS,
+    MIN_SEEDS,
     Margin,
     RowToTarget,
     Target,
@@ -19,6 +20,7 @@ from fastlaunch.analysis.target import (
 )
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.tables import KEPT, WIDTH, Column, table
+from fastlaunch.core.terminal import filled
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.cost import assumed_note, beside_assumed, evidence_text, volume_prices
 from fastlaunch.report.data import fields_to_json, place_to_json, quantity_to_json
@@ -31,7 +33,6 @@ from fastlaunch.report.text import (
     between,
     bulleted,
     dollars,
-    filled,
     letters_of,
     name_of,
     number,
@@ -194,7 +195,8 @@ def _closest(results: Sequence[RowToTarget], target: Target, letters: Labels = N
         if closest.reason is None:
             return f"{answer}: {name} is {closest.row.verdict.kind}"
         # The notes say what it takes.
-        reasons = (closest.reason, closest.reason.partition(":")[0])
+        has_few = closest.num_seeds < MIN_SEEDS
+        reasons = (closest.reason, *([f"{closest.num_seeds} of {MIN_SEEDS} {noun}"] if has_few else []))
         return at_a_glance(*(f"{answer}: {name}, {reason}" for reason in reasons))
     counts = {result.num_seeds for result in results}
     all_seeds = f"all {counts.pop()} {noun}" if len(counts) == 1 else f"all its {noun}"

@@ -4,7 +4,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 from typing import Any
@@ -189,8 +189,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
     name, amount = f"{name_of(first, rows, letters=letters)}{where_of(rows)}", amount_of(best)
     if priced and first.price and first.price.other_gpu:
         name += f" (charged as {first.price.other_gpu})"
-    counts, is_rate = what_counts(first, priced), priced or amount is not None
-    counts = counts.replace(" per dollar", "/$") if short else counts
+    counts, is_rate = what_counts(first, priced, short=short), priced or amount is not None
     if amount is not None:
         says = f"{name}{':' if short else ' gives'} {amount} {counts}"
     else:
@@ -201,7 +200,8 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
         if any(row.verdict.comparable_as == THROUGHPUT for row in unbarred):
             return f"{says}; the other rows train with another global batch"
         return f"{says}; nothing else here has a speed to compare"
-    ratio, other = _ratio(first, priced), name_of(second, rows, beside=first, letters=letters)
+    ratio, parts = _ratio(first, priced), _parts_beside(first, second, rows, letters)
+    other = " ".join(parts.values())
     if best.kind == TIE:
         return f"{name} and {other} give the same {what_counts(second, priced)} within 2%"
     if best.kind == UNRESOLVED:
@@ -210,7 +210,7 @@ def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: b
             return f"not settled: {name} gives {by} the {counts} of {other}{between(ratio)}"
         return f"not settled whether {name} gives more {counts} than {other}: {by}{between(ratio)}"
     share = _value(first, priced) / _value(second, priced)
-    more = f"{says}, {_times_that(share, other, is_rate=is_rate, short=short)}"
+    more = f"{says}, {_times_that(share, parts, is_rate=is_rate, short=short)}"
     if best.kind == NO_INTERVAL:
         if not (is_single(first.group) and is_single(second.group)):
             return f"{more}, without an interval"
@@ -285,15 +285,15 @@ def _shows_more(
     if other is None or _ratio(answer, is_priced) is None:
         return None, ""
     share = _value(other, is_priced) / _value(answer, is_priced)
-    than = name_of(answer, rows, beside=other, letters=letters)
+    than = _parts_beside(other, answer, rows, letters)
     says = f"{name_of(other, rows, letters=letters)} shows {_times_that(share, than)}"
     return (other, says) if share > 1.005 else (None, "")
 
 
-def what_counts(row: Row, priced: bool) -> str:
-    """Return `images per dollar`, or `images/s` if some row has no price."""
+def what_counts(row: Row, priced: bool, *, short: bool = False) -> str:
+    """Return `images per dollar`, in short `images/$`, or `images/s` if some row has no price."""
     unit = rate_of(row)[1]
-    return f"{unit.partition('/')[0]} per dollar" if priced else unit
+    return f"{unit.partition('/')[0]}{'/$' if short else ' per dollar'}" if priced else unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,11 +351,11 @@ def _value(row: Row, priced: bool) -> float:
     return ratio.value
 
 
-def _times_that(ratio: float, other: str, *, is_rate: bool = True, short: bool = False) -> str:
-    """Return `1.250x that of bf16`, `1.250x that on H100`; short: `1.250x bf16`."""
-    is_place = other.startswith(("on ", "at "))
-    words = "as fast as" if not is_rate else "that" if is_place else "" if short else "that of"
-    return " ".join(filter(None, (f"{times(ratio)}x", words, other)))
+def _times_that(ratio: float, other: Mapping[str, str], *, is_rate: bool = True, short: bool = False) -> str:
+    """Return `1.250x that of bf16`, `1.250x that on H100`; short: `1.250x bf16`. other: a name's parts."""
+    of_recipe = "" if short else "that of"
+    words = "as fast as" if not is_rate else of_recipe if "recipe" in other else "that"
+    return " ".join(filter(None, (f"{times(ratio)}x", words, *other.values())))
 
 
 def times(ratio: float) -> str:
@@ -379,19 +379,21 @@ def name_of(row: Row, rows: Sequence[Row], *, beside: Row | None = None, letters
 
     beside: a row that was named just before; what the two have in common is left out.
     """
-    parts = _name(row, rows, letters)
-    if beside is not None and beside is not row:
-        known = _name(beside, rows, letters)
-        if row.setup.batch_size_per_gpu == beside.setup.batch_size_per_gpu:
-            parts.pop("batch", None)
-        new = {what: text for what, text in parts.items() if known.get(what) != text}
-        if not new and row.setup.batch_size_per_gpu != beside.setup.batch_size_per_gpu:
-            new["batch"] = f"at batch {row.setup.batch_size_per_gpu}"
-        # `on p4d.24xlarge` or `at batch 64` reads well alone, `x 2` does not.
-        parts = (
-            new if new and new.keys() <= {"recipe", "place", "batch"} else {"recipe": parts["recipe"], **new}
-        )
-    return " ".join(parts.values())
+    if beside is None or beside is row:
+        return " ".join(_name(row, rows, letters).values())
+    return " ".join(_parts_beside(beside, row, rows, letters).values())
+
+
+def _parts_beside(beside: Row, row: Row, rows: Sequence[Row], letters: Labels) -> dict[str, str]:
+    """Return the parts of the row's name that are not those of `beside`, which was named just before."""
+    parts, known = _name(row, rows, letters), _name(beside, rows, letters)
+    if row.setup.batch_size_per_gpu == beside.setup.batch_size_per_gpu:
+        parts.pop("batch", None)
+    new = {what: text for what, text in parts.items() if known.get(what) != text}
+    if not new and row.setup.batch_size_per_gpu != beside.setup.batch_size_per_gpu:
+        new["batch"] = f"at batch {row.setup.batch_size_per_gpu}"
+    # `on p4d.24xlarge` or `at batch 64` reads well alone, `x 2` does not.
+    return new if new and new.keys() <= {"recipe", "place", "batch"} else {"recipe": parts["recipe"], **new}
 
 
 def _name(row: Row, rows: Sequence[Row], letters: Labels) -> dict[str, str]:
@@ -525,17 +527,6 @@ def span(values: Sequence[float], format_value: Callable[[float], str]) -> str |
         return None
     low, high = format_value(min(values)), format_value(max(values))
     return low if low == high else f"{low} to {high}"
-
-
-#: What belongs together in a line: `(class A)`.
-_TOGETHER = re.compile(r"(?<=\(class) (?=\w+\))")
-
-
-def filled(text: str, width: int) -> str:
-    """Return sentences in lines of `width`, which do not break words or `(class A)`."""
-    text = _TOGETHER.sub("\N{NO-BREAK SPACE}", text)
-    lines = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
-    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 #: The beginning of a command at the end of a note.

@@ -4,7 +4,6 @@ import base64
 import datetime
 import gzip
 import hashlib
-import html
 import itertools
 import json
 import math
@@ -212,19 +211,13 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
     )
 
 
-class _Html(str):
-    """HTML, which the template does not escape."""
-
-    def __html__(self) -> str:
-        return self
-
-
-def _whole(text: str) -> _Html:
+def _whole(text: str) -> str:
     """Return the text as HTML in which a short name, such as `fp8-frozen`, does not break at its hyphens."""
-    words = map(html.escape, text.split(" "))
-    return _Html(
-        " ".join(f'<span class="whole">{word}</span>' if _NAME.fullmatch(word) else word for word in words)
-    )
+    from markupsafe import Markup
+
+    span = Markup('<span class="whole">{}</span>')
+    words = text.split(" ")
+    return Markup(" ").join(span.format(word) if _NAME.fullmatch(word) else word for word in words)
 
 
 def _packed(value: object) -> str:
