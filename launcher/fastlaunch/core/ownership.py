@@ -31,19 +31,22 @@ JOB_WAIT_MINUTES = 60
 
 _RUN_ID = re.compile(RUN_ID)
 _NUMBER = re.compile(r"[1-9][0-9]{0,6}", re.ASCII)
+#: A run that was not named by the ledger may have another id.
+_TOKEN = re.compile(r"([A-Za-z0-9][A-Za-z0-9-]*)-a([0-9]+)")
 #: No limit is longer, since a capacity block lasts at most half a year.
 _MOST_MINUTES = 366 * 24 * 60
 
 
 def make_token(run_id: str, attempt: int | str) -> str:
-    """Return the token of an attempt: names its request, its training job, its schedules and its folder."""
+    """Return the token of an attempt, after which its request, training job and schedules are named."""
     return f"{run_id}-a{attempt}"
 
 
 def parse_token(token: str) -> tuple[str, str]:
     """Return the run id and the attempt's number that `make_token` joined."""
-    run_id, _, attempt = token.rpartition("-a")
-    return run_id, attempt
+    parts = _TOKEN.fullmatch(token)
+    assert parts is not None, token
+    return parts[1], parts[2]
 
 
 def token_of(tags: Mapping[str, str], name: str | None) -> str | None:
