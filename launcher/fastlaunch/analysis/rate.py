@@ -116,7 +116,7 @@ class Rate:
 
     @functools.cached_property
     def source(self) -> str:
-        """Return `3 of your runs, 2026-11-21`, the publisher, or the basis of a prediction."""
+        """Return `3 runs of yours, 2026-11-21`, the publisher, or the basis of a prediction."""
         if self.row is None:
             others = f", and {self.num_other_rows} with other recipes" if self.num_other_rows else ""
             by = "from published runs of this and other models"
@@ -131,8 +131,9 @@ class Rate:
             runs = counted(self.row.num_runs, "run")
             by = f"{runs}, {self.row.num_shared} of them by {', '.join(self.row.shared_by)}"
         else:
-            whose = "of your" if self.origin is Origin.LEDGER else "shipped"
-            by = f"{self.row.num_runs} {whose} {'run' if self.row.num_runs == 1 else 'runs'}"
+            yours = self.origin is Origin.LEDGER
+            runs = counted(self.row.num_runs, "run" if yours else "shipped run")
+            by = f"{runs} of yours" if yours else runs
         return ", ".join(filter(None, (by, self.measured_on, self.assumption)))
 
 
