@@ -6,7 +6,7 @@ to 55% of equal rows different.
 
 import pytest
 
-from benchmarks.verdicts import SCENARIOS, looked_at, simulate
+from benchmarks.verdicts import BASE_SLOWER, SCENARIOS, best_dropped, looked_at, simulate
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 DRAWS = 200
@@ -33,6 +33,13 @@ def test_few_verdicts_between_equal_rows_are_wrong(name: str) -> None:
     cell = simulate(BY_NAME[name], 4, 5, draws=DRAWS)
     # Of 200 tables of which 7% are wrong, more than 13% are in 1 case of 1,000.
     assert cell.wrong <= 13.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base_slower", [0.0, BASE_SLOWER])
+@pytest.mark.parametrize("name", ["runs 1.0%, rounds 2%", "rows uneven: a row x10", "a machine each, 2%"])
+def test_the_best_row_is_among_those_that_may_be(name: str, base_slower: float) -> None:
+    assert best_dropped(BY_NAME[name], 6, 3, base_slower=base_slower, draws=DRAWS) <= 13.0
 
 
 @pytest.mark.slow

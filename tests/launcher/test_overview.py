@@ -11,8 +11,11 @@ import pytest
 from fake_records import write_run
 from fake_summaries import CATALOGUE, by_recipe, changed, compared, runs
 
-from fastlaunch.analysis.best import best_of
+from fastlaunch.analysis.best import Order, best_of
 from fastlaunch.analysis.compare import MeasuredRun
+from fastlaunch.analysis.differences import RunTime
+from fastlaunch.analysis.statistics import BETTER
+from fastlaunch.analysis.verdicts import BASELINE
 from fastlaunch.cli.main import run
 from fastlaunch.core.plan import Ending, RunState
 from fastlaunch.core.settings import load_settings
@@ -49,6 +52,17 @@ def test_the_answer_in_json_agrees_with_the_verdicts_of_its_sentence() -> None:
     assert ratio is not None and (found["best"], found["runner_up"]) == ("bf16", "compile")
     assert found["ratio"]["value"] == pytest.approx(1 / ratio.value)
     assert ratio.high is not None and found["ratio"]["low"] == pytest.approx(1 / ratio.high)
+
+
+@pytest.mark.parametrize(("low", "rivals"), [(1.2, []), (1.1, [2])])
+def test_intervals_beside_the_baseline_tell_two_rows_apart(low: float, rivals: list[int]) -> None:
+    """Rows 1 and 2 share one round, which says nothing of how much they vary."""
+    times = [(0, 0.0, 1), (0, 0.01, 2), (1, -0.3, 1), (2, -0.1, 1), (2, -0.1, 2)]
+    runs = [RunTime(row=row, log_time=time, host="a", block=block) for row, time, block in times]
+    ratios = [Interval(value=1.0, low=1.0, high=1.0), Interval(value=1.35, low=low, high=1.5)]
+    ratios += [Interval(value=1.11, low=1.05, high=1.15)]
+    order = Order(runs, [BASELINE, BETTER, BETTER], ratios)
+    assert order.rivals(1) == rivals
 
 
 def test_the_best_row_and_those_that_may_be_it() -> None:

@@ -5,11 +5,11 @@ the answer (sentence, JSON, Markdown, page) shows the decision made here.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastlaunch.analysis.compare import Row
-from fastlaunch.analysis.differences import Differences
+from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.notes import uneven_note
 from fastlaunch.analysis.pooling import newest_version, run_times
@@ -86,8 +86,10 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         assert ratio is not None
         return ratio.value
 
-    order = _Order([row for row in alike if row.verdict.is_ranked], is_priced=is_priced)
-    better = [row for row in order.rows if row.verdict.kind == BETTER]
+    ranked = [row for row in alike if row.verdict.is_ranked]
+    order = _order_of(ranked, is_priced=is_priced)
+    in_order = [ranked[number] for number in order.rows]
+    better = [row for row in in_order if row.verdict.kind == BETTER]
     others = sorted((row for row in alike if row is not base), key=figure, reverse=True)
     if better:
         kind, first, second = BETTER, better[0], base
@@ -104,11 +106,13 @@ def best_of(rows: Sequence[Row]) -> Best | None:
         may_be_best = sorted(known, key=figure, reverse=True)
     else:
         best = base if kind in (TIE, UNRESOLVED) and figure(first) < 1 else first
-        runner_up = next((row for row in order.rows if row is not best), None)
-        ratio = order.ratio(best, runner_up) if runner_up else None
+        number = next(number for number, row in enumerate(ranked) if row is best)
+        second_number = next((other for other in order.rows if other != number), None)
+        if second_number is not None:
+            runner_up, ratio = ranked[second_number], order.ratio(number, second_number)
         least = figure(best)
         unjudged = [row for row in others if row.verdict.kind == NO_INTERVAL and figure(row) >= least]
-        may_be_best = [best, *order.rivals(best), *unjudged]
+        may_be_best = [best, *(ranked[rival] for rival in order.rivals(number)), *unjudged]
     return Best(
         kind=kind,
         is_priced=is_priced,
@@ -121,55 +125,82 @@ def best_of(rows: Sequence[Row]) -> Best | None:
     )
 
 
-class _Order:
-    """Rows with an interval, ordered by the number of rows that they beat."""
+def _order_of(rows: Sequence[Row], *, is_priced: bool) -> "Order":
+    usd = {
+        number: row.price.usd_per_hour * row.setup.num_nodes
+        for number, row in enumerate(rows)
+        if is_priced and row.price
+    }
+    return Order(
+        [run for number, row in enumerate(rows) for run in run_times(row.group, number)],
+        [row.verdict.kind for row in rows],
+        [ratio_of(row, is_priced=is_priced) for row in rows],
+        usd,
+    )
 
-    def __init__(self, rows: Sequence[Row], *, is_priced: bool) -> None:
-        self._number = {id(row): number for number, row in enumerate(rows)}
-        self._is_priced = is_priced
-        self._runs = [run for number, row in enumerate(rows) for run in run_times(row.group, number)]
-        usd = {
-            number: row.price.usd_per_hour * row.setup.num_nodes
-            for number, row in enumerate(rows)
-            if is_priced and row.price
-        }
-        self._differences = Differences(self._runs, usd)
-        self.rows = sorted(rows, key=lambda row: -sum(self._ahead(row, other) > 0 for other in rows))
 
-    def rivals(self, best: Row) -> list[Row]:
-        """Return the other rows that may be best, by the verdict if one of the two is the baseline."""
-        others = [row for row in self.rows if row is not best]
+class Order:
+    """Rows with an interval, by number, ordered by how many of the others they beat.
+
+    kinds and ratios: of each row's verdict, beside the baseline that all share.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[RunTime],
+        kinds: Sequence[str],
+        ratios: Sequence[Interval | None],
+        usd_per_hour: Mapping[int, float] | None = None,
+    ) -> None:
+        self._runs, self._kinds, self._ratios = runs, kinds, ratios
+        self._differences = Differences(runs, usd_per_hour or {})
+        numbers = range(len(kinds))
+        self.rows = sorted(numbers, key=lambda row: -sum(self._ahead(row, other) > 0 for other in numbers))
+
+    def rivals(self, best: int) -> list[int]:
+        """Return the other rows that may be best, by the verdict if one of the two is the baseline.
+
+        Two rows are also told apart by their intervals beside the baseline: the two may share too few rounds
+        for a narrow interval of their own.
+        """
+        others = [row for row in self.rows if row != best]
         level = LEVEL / max(1, len(others))
 
-        def may_win(other: Row) -> bool:
-            pair = {best.verdict.kind, other.verdict.kind}
+        def may_win(other: int) -> bool:
+            pair = {self._kinds[best], self._kinds[other]}
             if BASELINE in pair:
                 return not pair & {BETTER, WORSE}
-            difference = self._differences.between(*self._numbers(best, other))
-            share = share_of_both(self._runs, *self._numbers(best, other))
+            if _is_above(self._ratios[best], self._ratios[other]):
+                return False
+            difference = self._differences.between(best, other)
+            share = share_of_both(self._runs, best, other)
             return difference is None or difference.p_above(0.0) > level * share
 
         return list(filter(may_win, others))
 
-    def ratio(self, best: Row, other: Row) -> Interval:
+    def ratio(self, best: int, other: int) -> Interval:
         """Return the ratio of `best` to `other`, as in the verdict if one of the two is the baseline."""
-        of_best, of_other = (ratio_of(row, is_priced=self._is_priced) for row in (best, other))
-        if other.is_baseline and of_best is not None:
+        of_best, of_other = self._ratios[best], self._ratios[other]
+        if self._kinds[other] == BASELINE and of_best is not None:
             return of_best
-        if best.is_baseline and of_other is not None:
+        if self._kinds[best] == BASELINE and of_other is not None:
             return reciprocal(of_other)
-        difference = self._differences.between(*self._numbers(best, other))
+        difference = self._differences.between(best, other)
         if difference is None:
             return Interval(value=exp(self._ahead(best, other)))
         # Rows with earlier looks have less of the level to spend.
-        low, high = difference.limits(LEVEL * share_of_both(self._runs, *self._numbers(best, other)))
+        low, high = difference.limits(LEVEL * share_of_both(self._runs, best, other))
         return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
 
-    def _ahead(self, row: Row, other: Row) -> float:
-        return self._differences.log_ratio(*self._numbers(row, other))
+    def _ahead(self, row: int, other: int) -> float:
+        return self._differences.log_ratio(row, other)
 
-    def _numbers(self, row: Row, other: Row) -> tuple[int, int]:
-        return self._number[id(row)], self._number[id(other)]
+
+def _is_above(ratio: Interval | None, other: Interval | None) -> bool:
+    """Return whether the first interval lies above the second."""
+    if ratio is None or other is None or ratio.low is None or other.high is None:
+        return False
+    return ratio.low > other.high
 
 
 def more_runs_command(rows: Sequence[Row], *, own_region: str, submission: str | None = None) -> str | None:
