@@ -117,8 +117,13 @@ def test_the_large_number_is_there_too_where_the_baseline_is_best(tmp_path: Path
     import_runs(tmp_path)
     for options in ({}, {"baseline": "te-fp8"}):
         html = page(price_as=CHARGED, **options)
-        assert re.search(r"<strong>1\.(59|6\d)\dx</strong> the images per dollar of bf16", html)
-    assert re.search(r"<strong>[\d,]+</strong> images per dollar", page("recipe=bf16", price_as=CHARGED))
+        block = re.search(r"<strong>(1\.(?:59|6\d)\dx)</strong>\s*<div>\s*<p>(.*?)</p>", text_of(html))
+        # Beside it what, where, and how sure.
+        assert block and block[2].startswith("te-fp8 on H200 gives ")
+        assert f"{block[1]} that of bf16 (95% interval " in block[2]
+    assert re.search(
+        r"<strong>[\d,]+</strong>\s*<div>\s*<p>bf16", text_of(page("recipe=bf16", price_as=CHARGED))
+    )
     # A number that is not proven is not written large.
     assert "<strong>" not in page("te-fp8-0", "bf16-0", price_as=CHARGED).partition("<main>")[0]
 
@@ -165,6 +170,7 @@ def test_a_prediction_for_sequences_is_compared_in_tokens_as_the_rows_are() -> N
             instance="p5en.48xlarge",
             usd_per_hour=best.price.usd_per_hour,
             hours=hours,
+            global_batch=8,
         )
         return as_html(replace(given, predicted={workload: [predicted]}), "")
 
@@ -172,11 +178,29 @@ def test_a_prediction_for_sequences_is_compared_in_tokens_as_the_rows_are() -> N
     assert "predicted to cost less" not in beside(1.1)
 
 
+def test_what_was_not_measured_says_so_in_the_answer_and_in_its_row(tmp_path: Path) -> None:
+    assert run(["runs", "import", str(MEASUREMENTS / "llama-2-7b-lora-h100")]) == 0
+    head, _, main = text_of(page(price_as="p5.4xlarge", predictions=True)).partition("<main>")
+    assert "Whether fp8-frozen trains as well as bf16 is not known: no held-out loss was recorded" in head
+    # It was measured with another batch, and cost something else.
+    assert re.search(
+        r"Not measured, .*: fp8-frozen dgrad_accumulation=fast on p5.4xlarge at a global batch of 1, "
+        r"\$.*\(measured at a global batch of 2: \$[\d.]+\)",
+        head,
+    )
+    rows = re.findall(r"<tr data-predicted-row.*?</th>", main)
+    assert rows and all('<span class="kind">predicted</span>' in row for row in rows)
+    import_runs(tmp_path)
+    assert "is not known" not in page("workload=vit-huge", price_as=CHARGED).partition("<main>")[0]
+
+
 def test_what_decides_stands_beside_the_name(tmp_path: Path) -> None:
     import_runs(tmp_path)
-    rows = page(price_as=CHARGED).partition("Rows</h3>")[2]
+    rows = page(price_as=CHARGED).partition('<table class="rows">')[2]
     headings = re.findall(r"<th scope=\"col\"[^>]*>([^<]*)</th>", rows)
-    assert headings[:4] == ["row", "x base", "$/M images", "verdict"]
+    assert headings[:4] == ["row", "x base", "verdict", "$/M images"]
+    # The heading says what all rows have, and the chart is below.
+    assert not {"GPUs", "batch", "runs"} & {*headings} and 'data-part="cost"' in rows
 
 
 def test_a_chart_is_of_one_workload_with_prices(tmp_path: Path) -> None:

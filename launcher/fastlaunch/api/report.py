@@ -132,6 +132,7 @@ class Report:
                         instance=choice.instance,
                         usd_per_hour=choice.usd / choice.hours,
                         hours=choice.total.hours,
+                        global_batch=choice.configuration.global_batch,
                     )
                     for choice in result.by_instance
                     if choice.configuration.rate.row is None

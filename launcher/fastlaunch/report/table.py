@@ -66,7 +66,7 @@ def _section(
     rows: Sequence[Row], columns: Sequence[RowColumn], only: Sequence[str], brief: bool, width: int
 ) -> str:
     """Return one workload: rows that train like the baseline, other rows, held-out losses, notes."""
-    shared = _shared(rows)
+    shared = shared_cells(rows)
     columns = [column for column in columns if column.name not in shared]
 
     def grid(of: Sequence[Row], *parts: Part, width: int | None = width) -> str:
@@ -132,7 +132,7 @@ def _kernels(rows: Sequence[Row], width: int) -> Iterator[str]:
         yield f"kernels of one forward pass:\n{bulleted(notes, width)}"
 
 
-def _shared(rows: Sequence[Row]) -> dict[str, str]:
+def shared_cells(rows: Sequence[Row]) -> dict[str, str]:
     """Return the cells that are the same in every row, by column: they go into the heading."""
     columns = [column for column in columns_of(rows) if column.name in _SHARED]
     texts = {column.name: {column.text(row) for row in rows} for column in columns}
@@ -142,8 +142,8 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
 def heading(rows: Sequence[Row], width: int) -> str:
     """Return what all rows of a workload share, the batch of those that are ranked, and the runs of a row."""
     fewest, most = (of(row.num_runs for row in rows) for of in (min, max))
-    batch = _shared([row for row in rows if is_comparable(row)]).get("batch")
-    shared = {"runs": f"{fewest} to {most}", **_shared(rows)}
+    batch = shared_cells([row for row in rows if is_comparable(row)]).get("batch")
+    shared = {"runs": f"{fewest} to {most}", **shared_cells(rows)}
     return _heading(rows, {**shared, "batch": batch} if batch else shared, width)
 
 

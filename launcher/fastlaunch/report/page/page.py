@@ -15,10 +15,11 @@ from typing import Any
 
 from fastlaunch.analysis.best import all_priced, at_home, best_of, ratio_of, script_command
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
-from fastlaunch.analysis.convergence import curve, is_finite
+from fastlaunch.analysis.convergence import MARGIN, REFERENCE, WITHIN, WORSE, curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import TIE, UNRESOLVED
 from fastlaunch.analysis.suggest import place_of, submit_command
+from fastlaunch.analysis.validity import FORWARD_ONLY
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
@@ -26,7 +27,7 @@ from fastlaunch.measure.steptime import RankSeries
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.columns import Part, RowColumn, columns_of, step_parts_s
 from fastlaunch.report.page import charts
-from fastlaunch.report.table import in_order, is_comparable, throughput_only
+from fastlaunch.report.table import heading, in_order, is_comparable, shared_cells, throughput_only
 from fastlaunch.report.text import (
     UNKNOWN,
     Letters,
@@ -44,7 +45,6 @@ from fastlaunch.report.text import (
     shown_rate,
     shown_unit,
     times,
-    what_counts,
     with_range,
 )
 from fastlaunch_train.recipes.recipe import Recipe
@@ -58,6 +58,10 @@ MOST_RANKS = 300
 _MOST_LABELS = 14
 #: A name with hyphens that fits a line of a phone.
 _NAME = re.compile(r"(?=.{1,32}$)\S*\w-\w\S*")
+#: The range of a number in a cell.
+_RANGE = re.compile(r" (±\S+|\(.*\))$")
+#: Characters of a line that the browser breaks.
+_NO_LIMIT = 1000
 #: Digits of numbers in charts.
 _DIGITS = 4
 _S_PER_HOUR = 3600.0
@@ -74,6 +78,7 @@ class Predicted:
     instance: str
     usd_per_hour: float  # of all nodes
     hours: Interval
+    global_batch: int | None
 
 
 #: The heading of the column beside whose cells the reasons stand.
@@ -105,10 +110,11 @@ def as_html(given: PageInput, bundle: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["whole"] = _whole
+    environment.filters |= {"whole": _whole, "ranged": _ranged}
     page = environment.get_template("report.html.j2")
     style, script = shipped_text("report.css"), shipped_text("report.js")
     return page.render(
+        margin=f"{MARGIN:.0%}",
         policy=_policy(style, [bundle, script]),
         title=_title(comparison.rows),
         sections=sections,
@@ -220,6 +226,14 @@ def _whole(text: str) -> str:
     return Markup(" ").join(span.format(word) if _NAME.fullmatch(word) else word for word in words)
 
 
+def _ranged(text: str) -> str:
+    """Return a cell's text as HTML in which the range may stand below the number."""
+    from markupsafe import Markup
+
+    number, *limits = _RANGE.split(text)[:2]
+    return Markup("{} <span>{}</span>").format(number, limits[0]) if limits else text
+
+
 def _packed(value: object) -> str:
     """Return plain data as gzipped JSON in base64: a third as long, and unable to end a script element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -232,23 +246,32 @@ def _title(rows: Sequence[Row]) -> str:
     return "What trained fastest"
 
 
-def _figure(rows: Sequence[Row]) -> dict[str, str] | None:
-    """Return the answer's number and what it counts: `2.101x`, or the amount of a row that stands alone.
+def _figure(rows: Sequence[Row]) -> str | None:
+    """Return the answer's number: `2.101x`, or the amount of a row that stands alone.
 
     None if no row is proven better than the next.
     """
     best = best_of(at_home(rows))
     if best is None or best.kind in (TIE, UNRESOLVED, NO_INTERVAL):
         return None
-    what = what_counts(best.first, best.is_priced)
     if best.second is None:
-        amount = amount_of(best)
-        return None if amount is None else {"number": amount, "counts": what}
+        return amount_of(best)
     first, second = (ratio_of(row, is_priced=best.is_priced) for row in (best.first, best.second))
-    if first is None or second is None:
+    return f"{times(first.value / second.value)}x" if first and second else None
+
+
+def _convergence(rows: Sequence[Row]) -> str | None:
+    """Return a sentence on the best row if it is not known to train as well as the reference."""
+    best = best_of(at_home(rows))
+    if best is None or best.first.setup.sample_unit == FORWARD_ONLY:
         return None
-    of = name_of(best.second, rows, beside=best.first)
-    return {"number": f"{times(first.value / second.value)}x", "counts": f"the {what} of {of}"}
+    recipe, convergence = best.first.setup.recipe, best.first.validity.convergence
+    base = next((row.setup.recipe for row in rows if row.is_baseline), recipe)
+    reference = convergence.reference or base
+    if convergence.verdict in (WITHIN, WORSE, REFERENCE) or recipe == reference:
+        return None
+    why = f": {convergence.missing[0]}" if convergence.missing and not convergence.num_pairs else ""
+    return f"Whether {recipe} trains as well as {reference} is not known{why}."
 
 
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -259,8 +282,9 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     names = {id(row): name_of(row, rows, letters=letters) for row in rows}
     ordered = in_order(rows)
     columns = [column for column in columns_of(rows, letters=letters) if column.is_summary]
-    columns = [column for column in columns if any(column.text(row) for row in rows)]
-    # A narrow screen shows the name, what decides, and the verdict.
+    shared = shared_cells(rows)
+    columns = [column for column in columns if column.name not in shared and any(map(column.text, rows))]
+    # A narrow screen shows the name, what decides, and the verdict first.
     first, *others = columns
     columns = [first, *sorted(others, key=_place_on_page)]
     colours = _colours(ordered)
@@ -299,10 +323,12 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     }
     return {
         "workload": workload,
+        "heading": heading(rows, _NO_LIMIT),
         "unit": unit,
         "columns": [(column.name, column.at_price) for column in columns],
         "answer": sentence_of(rows, letters.in_words),
         "figure": _figure(rows),
+        "convergence": _convergence(rows),
         "cheaper": _cheaper(rows, predicted, unit),
         "verdict": _VERDICT,
         "legend": letters.legend(),
@@ -338,8 +364,8 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
 
 
 def _place_on_page(column: RowColumn) -> int:
-    """Return the place of a column beside the row's name: ratio, cost, verdict, then all others."""
-    first = ("ratio", "usd", _VERDICT)
+    """Return the place of a column beside the row's name: ratio, verdict, cost, then all others."""
+    first = ("ratio", _VERDICT, "usd")
     name = column.at_price or column.name
     return first.index(name) if name in first else len(first)
 
@@ -355,7 +381,17 @@ def _cheaper(rows: Sequence[Row], predicted: Sequence[Predicted], unit: str) -> 
     cost = costs[id(cheapest)]
     limits = f", 90% range {of}" if (of := cost.range_text(dollars)) else ""
     amount = f"${dollars(cost.value)} for a million {unit}{limits}"
-    return f"Not measured, but predicted to cost less: {_short(cheapest, predicted)}, {amount}."
+    what = f"Not measured, but predicted to cost less: {_short(cheapest, predicted)}"
+    for row in rows:
+        is_same = (row.setup.known_recipe, row.price and row.price.instance) == (
+            cheapest.recipe,
+            cheapest.instance,
+        )
+        if is_same and (measured := shown_cost(row)):
+            # Else the two would contradict each other.
+            other = f"measured at a global batch of {row.setup.global_batch}: ${dollars(measured.value)}"
+            return f"{what} at a global batch of {cheapest.global_batch}, {amount} ({other})."
+    return f"{what}, {amount}."
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
