@@ -130,7 +130,7 @@ def test_chosen_columns_and_no_notes(capsys: pytest.CaptureFixture[str]) -> None
     lines = out.splitlines()
     assert lines[0].startswith("compile on H200 gives 800 images/s")
     assert lines[4] == "recipe      step ms  verdict"
-    assert [line.split()[::3] for line in lines[6:8]] == [["bf16", "baseline"], ["compile", "better"]]
+    assert [line.split()[::3] for line in lines[6:8]] == [["compile", "better"], ["bf16", "baseline"]]
     assert "before the measured steps" not in out and "* " not in out
     assert "before the measured steps" in answer(capsys, "--columns", "verdict")[0]
 

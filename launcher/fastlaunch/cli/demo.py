@@ -25,8 +25,6 @@ FIGURES = "fp8-experiment.csv"
 OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
 #: The demo shows the shipped records of this workload on one H100, charged as this instance, which has one.
 WORKLOAD, DEVICE, CHARGED_AS = "vit-huge", "NVIDIA H100 80GB HBM3", "p5.4xlarge"
-#: What the mark in the table of the experiment means.
-_OTHER_MODEL = "† trains another model: Transformer Engine's defaults attend across the batch"
 
 
 @click.command(
@@ -64,14 +62,13 @@ def demo(in_full: bool) -> None:
         ]
     else:
         ranked = replace(measured, rows=best_of_each_recipe(measured))
-        num_more = len(measured.rows) - len(ranked.rows)
+        num_more = len(measured.rows) - len(ranked.rows) + len(then.rows) - len(_pair(then))
         sections = [
-            wrapped(answer(ranked, lettered=True)),
+            wrapped(answer(measured, lettered=True)),
             charged,
             as_overview(ranked, width=width, most_notes=1),
-            f"A published experiment: eight A100 against eight H100\n{changes}",
+            f"A published experiment: {RECIPE} on eight A100 (p4d) and on eight H100 (p5)\n{changes}",
             _prices_table(then, now, width),
-            wrapped(_OTHER_MODEL),
             f"{num_more} more rows, and every column and note: fastlaunch demo --all",
         ]
     print_coloured("\n\n".join(sections), VERDICT_COLOURS)
@@ -79,21 +76,16 @@ def demo(in_full: bool) -> None:
 
 
 def _prices_table(then: "Comparison", now: "Comparison", width: int) -> str:
-    """Return the experiment's rows with their cost per million samples on both days."""
-    from fastlaunch.report.text import dollars
+    """Return what a dollar bought on each of the two instances, on both days."""
+    from fastlaunch.report.text import bought, shown_per_usd, what_counts
 
+    unit = what_counts(then.rows[0], priced=True, short=True)
     columns: list[Column[tuple[Row, Row]]] = [
-        Column(
-            "row",
-            lambda pair: (
-                f"{pair[0].setup.recipe} on {pair[0].place}, batch {pair[0].setup.batch_size_per_gpu}"
-                f"{'' if _is_same_model(pair[0]) else ' †'}"
-            ),
-        ),
-        Column(f"$/M, {then.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[0])), align="right"),
-        Column(f"$/M, {now.prices_as_of}", lambda pair: dollars(_usd_per_million(pair[1])), align="right"),
+        Column("instance", lambda pair: pair[0].place),
+        Column(f"{unit} in {THEN:%Y}", lambda pair: shown_per_usd(pair[0]), format=bought, align="right"),
+        Column(f"{unit} today", lambda pair: shown_per_usd(pair[1]), format=bought, align="right"),
     ]
-    return table([*zip(then.rows, now.rows, strict=True)], columns, width, rule=True)
+    return table([*zip(_pair(then), _pair(now), strict=True)], columns, width, rule=True)
 
 
 def best_of_each_recipe(comparison: "Comparison") -> "tuple[Row, ...]":
@@ -107,11 +99,6 @@ def best_of_each_recipe(comparison: "Comparison") -> "tuple[Row, ...]":
         recipe = row.setup.known_recipe
         by_recipe.setdefault(recipe.name if recipe else row.setup.recipe, row)
     return tuple(by_recipe.values())
-
-
-def _is_same_model(row: "Row") -> bool:
-    recipe = row.setup.known_recipe
-    return recipe is None or recipe.is_equivalent
 
 
 def _usd_per_million(row: "Row") -> float:

@@ -12,7 +12,7 @@ from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.convergence import REFERENCE, LossDifference, ratio_to_same_loss
 from fastlaunch.analysis.statistics import mean_of
 from fastlaunch.analysis.validity import signed_percent
-from fastlaunch.analysis.verdicts import TRAINING
+from fastlaunch.analysis.verdicts import OTHER_BATCH, TRAINING
 from fastlaunch.core.tables import KEPT, Column
 from fastlaunch.measure.summary import Interval
 from fastlaunch.report.text import (
@@ -20,15 +20,17 @@ from fastlaunch.report.text import (
     NOTHING,
     Distinctions,
     Letters,
+    bought,
     dollars,
     limits,
     name_of,
     number,
     rate_of,
     rate_text,
-    shown_cost,
+    shown_per_usd,
     shown_unit,
     times,
+    what_counts,
     with_range,
 )
 from fastlaunch_train.records.records import STEP_PARTS
@@ -76,16 +78,11 @@ def columns_of(
     prorated = bool(prices) and all(price.hypothetical for price in prices)
     in_dollars = any(row.verdict.ratio for row in rows) and (not only or "x per $" in only)
     is_priced = all_priced(rows)
-    # The overview shows what samples cost if all rows have a price, else the rate.
+    # The overview shows, as the answer does, what a dollar buys if all rows have a price, else the rate.
     amount = RowColumn(rate, lambda row: rate_of(row)[0], format=number, align="right", in_overview=True)
-    if is_priced and any(map(shown_cost, rows)):
-        amount = RowColumn(
-            f"$/M {shown_unit(rows[0]).name}",
-            lambda row: (usd := shown_cost(row)) and usd.value,
-            format=dollars,
-            align="right",
-            in_overview=True,
-        )
+    if is_priced and any(map(shown_per_usd, rows)):
+        name = what_counts(rows[0], priced=True, short=True)
+        amount = RowColumn(name, shown_per_usd, format=bought, align="right", in_overview=True)
     speed: dict[str, Any] = {"align": "right", "part": Part.SPEED}
     cost: dict[str, Any] = {"align": "right", "part": Part.COST}
     start: dict[str, Any] = {"align": "right", "part": Part.START, "format": "{:.1f}".format}
@@ -321,9 +318,9 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
 
 
 def _shown_ratio(row: Row, *, is_priced: bool) -> Interval | None:
-    """Return the ratio to the baseline that the verdict beside it is about: of another batch, to its own."""
+    """Return the ratio to the baseline of the row's batch; None if its batch has none."""
     verdict = row.verdict.in_own_batch
-    return verdict.ratio if is_priced else verdict.speed_ratio
+    return None if verdict.kind == OTHER_BATCH else verdict.ratio if is_priced else verdict.speed_ratio
 
 
 def _ratio_text(ratio: Interval, *, bounds: bool = True) -> str:

@@ -88,7 +88,7 @@ def _section(
         return [grid(of, *_MAIN)] if fits or only else [grid(of, part) for part in _MAIN]
 
     parts = [_heading(rows, shared, width)]
-    trains = [row for row in rows if is_comparable(row)]
+    trains = [row for row in in_order(rows) if is_comparable(row)]
     others = [row for row in rows if row.verdict.comparable_as == THROUGHPUT]
     if trains:
         parts += grids(trains)
@@ -263,13 +263,12 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
     named = min(_LONG_NAME, max(len(name.text(row)) for row in chosen))
     room = min(_BAR, width - named - max(map(len, text.splitlines())) - 2 * GAP)
     if room >= _LEAST_BAR:
-        best = (
-            max((shares.get(id(row), 0.0) for row in chosen if not row.verdict.in_batch), default=1.0) or 1.0
-        )
+        # A row of another batch is not comparable with the others.
+        alike = [row for row in chosen if is_comparable(row)]
+        best = max((shares.get(id(row), 0.0) for row in alike), default=1.0) or 1.0
         bar = RowColumn(
             next(text for text in _BETTER if len(text) <= room),
-            # A ratio within another batch is not comparable with the others.
-            lambda row: " " if row.verdict.in_batch else _bar(shares.get(id(row), 0.0) / best, room),
+            lambda row: _bar(shares.get(id(row), 0.0) / best, room) if is_comparable(row) else " ",
         )
         columns.insert(columns.index(ratio), bar)
     notes = decisive_notes(chosen, rows, letters, brief=brief)
@@ -293,12 +292,11 @@ def _batch_of(others: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def _of_pairs(rows: Sequence[Row], amount: RowColumn, shares: Mapping[int, float]) -> Iterator[str]:
     """Yield a note if the ratios of ranked rows are not in the order of the amounts beside them."""
-    sign = -1 if amount.name.startswith("$") else 1
     ranked = [row for row in rows if row.verdict.is_ranked and amount.value(row) and id(row) in shares]
     for row, following in pairwise(ranked):
         is_apart = amount.text(row) != amount.text(following)
         is_apart &= f"{shares[id(row)]:.3f}" != f"{shares[id(following)]:.3f}"
-        if is_apart and sign * amount.value(row) < sign * amount.value(following):
+        if is_apart and amount.value(row) < amount.value(following):
             yield f"{RATIO} and bar are paired by round, {amount.name} is not: their orders may differ"
             return
 

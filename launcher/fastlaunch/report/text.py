@@ -231,10 +231,12 @@ def amount_of(best: Best) -> str | None:
     if not best.is_priced:
         rate, _ = rate_of(best.first)
         return None if rate is None else number(rate)
-    per_usd = best.first.cost.samples_per_usd
-    if per_usd is None:
-        return None
-    amount = per_usd.value * shown_unit(best.first).per_sample
+    per_usd = shown_per_usd(best.first)
+    return None if per_usd is None else bought(per_usd)
+
+
+def bought(amount: float) -> str:
+    """Return to three digits what a dollar buys: `518,000`, `41.6`."""
     return about(amount) if amount >= 99.95 else number(amount)
 
 
@@ -322,6 +324,12 @@ def shown_cost(row: Row) -> Interval | None:
     """Return the USD for a million of the row's unit."""
     usd = row.cost.usd_per_million_samples
     return usd and scaled(usd, 1 / shown_unit(row).per_sample)
+
+
+def shown_per_usd(row: Row) -> float | None:
+    """Return how many of its unit the row trains on for a dollar."""
+    per_usd = row.cost.samples_per_usd
+    return None if per_usd is None else per_usd.value * shown_unit(row).per_sample
 
 
 def rate_of(row: Row) -> tuple[float | None, str]:
