@@ -1,5 +1,6 @@
 """The page of a report in a real browser, headless: of 1, 30 and 300 runs."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,3 +234,23 @@ def test_a_command_is_copied(browser: Browser, tmp_path: Path) -> None:
     page.get_by_role("button", name="Copied").wait_for()
     assert command.startswith("fastlaunch submit --instance")
     assert page.evaluate("navigator.clipboard.readText()") == command
+
+
+def test_a_screen_of_the_site_has_the_verdict_beside_the_name_on_a_phone(browser: Browser) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    (screen, *_) = re.findall(r"```text\n(.*?)```", (docs / "results" / "vit-huge.md").read_text(), re.DOTALL)
+    page = browser.new_context(**LOOKS[-1]).new_page()
+    page.set_content('<div class="highlight"><pre><code></code></pre></div>')
+    code = page.locator("code")
+    code.evaluate("(code, screen) => { code.textContent = screen; }", screen)
+    page.add_script_tag(content="const document$ = { subscribe: (made) => made() };")
+    page.add_script_tag(path=docs / "assets" / "site.js")
+    rows = code.locator(".row").all_text_contents()
+    assert rows[0].split()[:4] == ["recipe", "verdict", "x", "per"]
+    assert max(row.index("verdict") for row in rows if "verdict" in row) < 40
+    assert sorted((code.text_content() or "").replace("-", "").split()) == sorted(
+        screen.replace("-", "").split()
+    )
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert code.text_content() == screen
+    page.context.close()
