@@ -21,7 +21,7 @@ from fastlaunch.core.plan import PlanObject
 from fastlaunch.core.settings import DEFAULT_AMI_PARAMETER
 from fastlaunch.jobs.code_bundle import code_files, pack
 from fastlaunch.measure.record_files import RankRecord, read_record
-from fastlaunch_train.node.protocol import NodeProgram, NodeRun
+from fastlaunch_train.node.protocol import NodeProgram, NodeRun, attempt_uri
 
 REGION = "us-east-1"
 BUCKET = f"runs-{REGION}"
@@ -60,7 +60,7 @@ def node_program(*runs: NodeRun, attempt: int = 1, **changes: Any) -> NodeProgra
         token=f"{first}-a{attempt}",
         attempt=attempt,
         region=REGION,
-        output=f"{RUNS}/{first}/attempt-{attempt}",
+        output=attempt_uri(RUNS, first, attempt),
         runs_uri=RUNS,
         code_uri=f"s3://{BUCKET}/fastlaunch/code/{sha256}.tar.gz",
         code_sha256=sha256,

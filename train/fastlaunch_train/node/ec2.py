@@ -40,6 +40,7 @@ from fastlaunch_train.node.protocol import (
     NodeProgram,
     NodeRun,
     Outcome,
+    attempt_uri,
     checkpoint_key,
     last_attempt,
     missing_files,
@@ -440,9 +441,10 @@ class Ec2(Machine):
 
     def _count_attempts(self, run_id: str) -> bool:
         """Give the run's records a number after those of earlier attempts, which may have begun it again."""
-        runs = self.program.output.rpartition("/")[0]
-        for attempt in range(1, self.program.attempt):
-            names = self._work_cli.names(f"{runs}/attempt-{attempt}/node-0/{run_id}/rank-")
+        program = self.program
+        for attempt in range(1, program.attempt):
+            uri = attempt_uri(program.runs_uri, program.runs[0].run_id, attempt)
+            names = self._work_cli.names(f"{uri}/node-0/{run_id}/rank-")
             if names is None:
                 return False
             self.attempt = max(self.attempt, 1 + last_attempt(names))

@@ -151,6 +151,11 @@ def is_output_file(name: str) -> bool:
     return is_short and _OUTPUT_FILE.fullmatch(name) is not None
 
 
+def attempt_uri(runs_uri: str, first: str, attempt: int) -> str:
+    """Return the URI under which an attempt writes. first: the id of its first run."""
+    return f"{runs_uri}/{first}/attempt-{attempt}"
+
+
 def output_folder(name: str, attempt: int) -> str:
     """Return the local folder for one of `OUTPUT_FOLDERS`: each attempt has its own."""
     return name if attempt == 1 else f"{name}-attempt-{attempt}"
@@ -268,7 +273,7 @@ class NodeProgram:
     requirements_sha256: str | None = None
     num_nodes: int = 1
     region: str = ""
-    #: Where this attempt writes: `<runs_uri>/<first run id>/attempt-<n>`.
+    #: Where this attempt writes: see `attempt_uri`.
     output: str = ""
     #: The URI under which every run's checkpoints lie, as `<run id>/checkpoints/step-*`.
     runs_uri: str = ""

@@ -15,6 +15,7 @@ from fastlaunch.backends.site import Site
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.core.plan import Plan, PlanObject
 from fastlaunch.jobs.job import Job
+from fastlaunch_train.node.protocol import attempt_uri
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -75,7 +76,7 @@ def plan_ec2(
     """
     first, job = next(iter(jobs.items()))
     assert len({(spec.instance, spec.num_nodes, spec.terms.purchase) for spec in jobs.values()}) == 1
-    output = f"{site.runs_uri}/{first}/attempt-{attempt}"
+    output = attempt_uri(site.runs_uri, first, attempt)
     planned = Attempt(
         jobs=jobs, number=attempt, site=site, max_minutes=max_minutes, output=output, agent_sha256=agent
     )
