@@ -525,7 +525,7 @@ def test_a_prediction_says_what_its_range_its_class_and_its_figures_are(
     assert re.search(
         r"from \d+ results with this recipe on other machines, and \d+ with other recipes", words
     )
-    assert re.search(r"part +time +\$ +evidence +source", table)
+    assert re.search(r"part +time +\$ +evidence\n", table)
 
 
 @pytest.mark.parametrize("command", ["estimate --instance p5.48xlarge", "recommend --workload vit-huge"])

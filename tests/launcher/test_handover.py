@@ -106,6 +106,14 @@ def test_a_recommendation_is_handed_over_as_the_command_that_it_names(
     printed = capsys.readouterr()
     assert printed.out == emitted(capsys, "sbatch", *command)
     assert "train: fastlaunch submit" in printed.err
+    lora = ("recommend", "--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--sequence-length", "4096")
+    assert run([*lora, "--emit", "sbatch", "--image", IMAGE]) == 0
+    printed = capsys.readouterr()
+    assert (
+        IMAGE.partition("@")[2] in printed.out
+        and "URI" not in printed.err
+        and "fastlaunch build" not in printed.err
+    )
     assert run([*picked, "--emit", "skypilot"]) == 2
     assert "fastlaunch build --push" in capsys.readouterr().err
     assert run([*picked, "--purchase", "capacity-block", "--emit", "dstack", "--image", IMAGE]) == 2

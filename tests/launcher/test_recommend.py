@@ -775,7 +775,7 @@ def test_the_result_of_the_api_is_the_text_and_the_data_of_the_command(
     found = fastlaunch.recommend("vit-huge", 100_000_000, deadline="48h", measured_only=True)
     words = ("--workload", "vit-huge", "--samples", "100M", "--deadline", "2d", "--measured-only")
     assert found.to_json() == data(capsys, *words)
-    assert "p4d.24xlarge with bf16" in " ".join(repr(found).split())
+    assert "p5.4xlarge with fp8-fused" in " ".join(repr(found).split())
     assert [*found.to_pandas()["instance"]][-2:] == [P4D, P5]
 
 
@@ -848,10 +848,14 @@ def test_one_purchase_option_and_one_region_may_be_plain_strings() -> None:
 
 def test_what_aws_images_lack_is_told_and_no_pick_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     found = fastlaunch.recommend("gpt2-xsmall", "10M", measured_only=True)
-    assert any("transformers" in each and "fastlaunch build" in each for each in found.warnings)
+    assert found.build == found.to_json()["build_command"] == "fastlaunch build --with transformers --push"
+    assert f"image: {found.build}" in repr(found)
+    given = fastlaunch.recommend("gpt2-xsmall", "10M", measured_only=True, image="URI@sha256:0")
+    assert given.build is None and "image: " not in repr(given)
+    assert given.command and given.command.endswith(" --image URI@sha256:0")
     nothing = fastlaunch.recommend("hf-clm:./model", "10M", measured_only=True)
     assert nothing.pick is None
-    assert any("transformers" in each and "fastlaunch build" in each for each in nothing.warnings)
+    assert nothing.build == found.build
     assert nothing.command is not None and nothing.command.endswith(" --image URI@sha256:...")
     assert run(["recommend", *BF16_ONLY, "--max-cost", "1"]) == 1
 
@@ -869,7 +873,7 @@ def test_each_purchase_option_has_its_cheapest_choice_and_a_block_says_what_it_l
     assert block["unused_usd"] == pytest.approx(block["usd_per_hour"] * block["block_hours"] - used, rel=0.02)
     # The shipped spot prices are a third party's, and nobody's losses are known.
     assert any("spot" in text and "spot_losses_per_hour" in text for text in found["warnings"])
-    assert run(["recommend", *argv]) == 0
+    assert run(["recommend", *argv, "--all"]) == 0
     shown = capsys.readouterr().out
     assert "capacity-block" in shown and "unused" in shown and "third party" in shown
 
@@ -887,15 +891,15 @@ def test_the_screen_counts_as_many_sequences_as_steps_and_explains_only_what_it_
 ) -> None:
     words = ["--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--sequence-length", "4096"]
     import_one_round(tmp_path)
-    assert run(["recommend", *words, "--prices-as-of", "2026-07-20"]) == 0
+    assert run(["recommend", *words, "--prices-as-of", "2026-07-20", "--all"]) == 0
     text = capsys.readouterr().out
     (steps,) = re.findall(r"^train: .*--batch-size 1 .*--steps (\d+)", text, re.MULTILINE | re.DOTALL)
     assert f"in {int(steps):,} sequences" in " ".join(text.split())
-    assert " measured on this GPU, in one run." in text
-    assert "a global batch of 1, as measured with " in " ".join(text.split())
+    assert " same GPU, in one run." in text
+    assert "global batch 1\n" in text
     notes = {line.split()[-1] for line in text.splitlines() if re.match(r"[a-z0-9]+\.[0-9]*x?large ", line)}
     assert {"pick", "second"} <= notes
-    assert ("front" in notes) == ("front: every other" in " ".join(text.split()))
+    assert ("front" in notes) == ("front: all else" in " ".join(text.split()))
 
 
 LLAMA = ("--workload", "hf-lora:llama-2-7b", "--tokens", "50M", "--sequence-length", "4096")
@@ -951,6 +955,8 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
     # More machines are faster, and cheaper never.
     assert ("--max-nodes" in whole) == ("--deadline" in options)
     assert "next: fastlaunch sweep" not in whole
+    _, whole = screen(capsys, *LLAMA, *options, "--max-nodes", "2")
+    assert "--max-nodes" not in whole
 
 
 def test_a_sweep_is_not_proposed_on_gpus_that_are_too_small(

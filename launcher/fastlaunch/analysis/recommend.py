@@ -62,6 +62,10 @@ class Choice:
     def instance(self) -> str:
         return self.configuration.instance
 
+    def may_cost_less_than(self, other: "Choice") -> bool:
+        """Return whether its range begins below the end of the other's."""
+        return _ends(self.total.usd)[1] < _ends(other.total.usd)[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
@@ -125,6 +129,7 @@ class Task:
     own_region: str
     assumptions: Assumptions
     steps_only: bool = False
+    max_nodes: int = 1  # of one training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,7 @@ class Recommendation:
     left_out: tuple[LeftOut, ...]
     experiment: Experiment | None
     command: str | None  # to train the pick
+    build: str | None = None  # to have an image with what AWS's images lack
     warnings: tuple[str, ...] = ()
     memory: tuple[MemoryNeed, ...] = ()  # of the workload's recipes, if it can be reckoned
     published: tuple[PublishedSpeed, ...] = ()  # of like fine-tuning, by GPU
@@ -486,7 +492,7 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
 def _settled_by(configuration: Configuration) -> tuple[str, ...]:
     """Return the key of what one experiment settles: predictions for one instance family err alike."""
     if configuration.rate.evidence.is_measured:
-        return configuration.instance, configuration.recipe
+        return configuration.instance, configuration.query.undivided
     return (configuration.instance.partition(".")[0],)
 
 

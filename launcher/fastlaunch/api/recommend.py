@@ -16,7 +16,7 @@ from fastlaunch.api.results import data_frame
 from fastlaunch.catalog.hardware import OFFERS, TRAINING_PLAN
 from fastlaunch.catalog.prices import UPDATE_COMMAND, Catalogue, check_age
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.units import enumerated, is_region, parse_date, parse_duration_s
+from fastlaunch.core.units import is_region, parse_date, parse_duration_s
 from fastlaunch.lifecycle.world import World, default_context
 from fastlaunch_train.recipes.recipes import resolve_recipe
 
@@ -90,6 +90,7 @@ def recommend(
     assume: Mapping[str, Any] | Sequence[str] = (),
     prices: Path | str | None = None,
     with_shared: bool = False,
+    image: str | None = None,
     context: World | None = None,
 ) -> Recommendation:
     """Recommend instance, nodes, recipe, batch size and purchase option for a workload.
@@ -102,6 +103,7 @@ def recommend(
     recipes that fail a check. assume: texts such as `boot=300s`, as for `estimate`; spot needs
     `spot_losses_per_hour` and `spot_available` unless you have runs on spot. prices: a file over the shipped
     prices. with_shared: also count runs that others shared.
+    image: of the commands, where AWS's images lack what the training needs.
 
     Raises UserError for invalid options, and UnknownName for an unknown workload.
     """
@@ -204,6 +206,7 @@ def recommend(
         own_region=settings.region,
         assumptions=assumptions,
         steps_only=steps_only,
+        max_nodes=max_nodes,
     )
     choices = analysis.choices_of(configurations, bought, job)
     if configurations:
@@ -214,7 +217,7 @@ def recommend(
                 warnings.append(_no_candidate(name, has_price=name in priced))
     warnings += known.warnings
     if candidates.origin is Origin.SHIPPED and candidates.rows:
-        warnings.append(f"the ledger has no run of {workload} on a GPU: shipped figures stand in")
+        warnings.append(f"no GPU run of {workload} in the ledger: shipped figures count")
     result = analysis.recommend(
         choices,
         Limits(deadline_hours=hours, budget_usd=max_cost_usd),
@@ -234,8 +237,8 @@ def recommend(
         too_small = {gpu for need in result.memory if need.recipe == "bf16" for gpu in need.too_small}
         result = replace(result, command=_sweep_command(job, bought, catalogue, too_small))
         trained = resolve_recipe("bf16")  # which sweep measures unless told otherwise
-    if trained and not job.like.setup.is_script and (lacking := _lacking_in_images(workload, trained)):
-        result = _with_image(replace(result, warnings=(*result.warnings, lacking)))
+    if trained and not job.like.setup.is_script and (build := _image_to_build(workload, trained)):
+        result = _with_image(replace(result, build=None if image else build), image)
     return Recommendation(
         **vars(replace(result, reference=candidates.reference)),
         source=str(candidates.origin),
@@ -257,9 +260,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
-    """Return what AWS's images lack for the training and how to add it, as in `submit`."""
-    from fastlaunch.jobs.variants import how_to_build, not_in_base_images
+def _image_to_build(workload: str, recipe: "Recipe | str") -> str | None:
+    """Return the command for an image with what AWS's images lack for the training; None if nothing is."""
+    from fastlaunch.jobs.variants import build_command, not_in_base_images
     from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 
     if isinstance(recipe, str):
@@ -268,18 +271,17 @@ def _lacking_in_images(workload: str, recipe: "Recipe | str") -> str | None:
         lacking = not_in_base_images(recipe, workload_info(workload))
     except WorkloadError:
         return None
-    if not lacking:
-        return None
-    return f"it needs {enumerated(lacking)}, which AWS's images lack: {how_to_build(lacking)}"
+    return build_command(lacking) if lacking else None
 
 
-def _with_image(result: analysis.Recommendation) -> analysis.Recommendation:
-    """Return the recommendation with a place for the image in its commands."""
+def _with_image(result: analysis.Recommendation, image: str | None) -> analysis.Recommendation:
+    """Return the recommendation with the image, or a place for it, in its commands."""
     experiment = result.experiment
+    option = f"--image {shlex.quote(image)}" if image else IMAGE_TO_BUILD
     return replace(
         result,
-        command=result.command and f"{result.command} {IMAGE_TO_BUILD}",
-        experiment=experiment and replace(experiment, command=f"{experiment.command} {IMAGE_TO_BUILD}"),
+        command=result.command and f"{result.command} {option}",
+        experiment=experiment and replace(experiment, command=f"{experiment.command} {option}"),
     )
 
 

@@ -265,7 +265,7 @@ def age_note(dates: Iterable[datetime.date], today: datetime.date) -> str | None
     age_days = (today - oldest).days
     if age_days <= OLD_PRICE_DAYS:
         return None
-    return f"the oldest price used is of {oldest}, {age_days} days ago: type `{UPDATE_COMMAND}`"
+    return f"prices are up to {age_days} days old ({oldest}): `{UPDATE_COMMAND}`"
 
 
 def check_age(dates: Iterable[datetime.date], today: datetime.date, max_age: datetime.timedelta) -> None:

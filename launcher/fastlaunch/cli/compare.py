@@ -15,6 +15,7 @@ from fastlaunch.cli.options import (
     NAMES,
     POSITIVE_COUNT,
     Quantity,
+    all_option,
     examples,
     given_command,
     next_command,
@@ -113,7 +114,7 @@ comparison_options = with_options(
 @click.option(
     "--target", metavar="METRIC=VALUE", help="Also show what it cost to reach this on held-out data."
 )
-@click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
+@all_option
 @click.option("--why", metavar="ROW", help="Show only what is known of this row: give its recipe, or a run.")
 @click.option("--notes", is_flag=True, help="Show only the notes, all of them.")
 @click.option(

@@ -9,7 +9,7 @@ import click
 
 from fastlaunch.catalog.load import load_catalogue
 from fastlaunch.cli.context import app_context
-from fastlaunch.cli.options import examples, next_command, output_width, print_coloured, wrapped
+from fastlaunch.cli.options import all_option, examples, next_command, output_width, print_coloured, wrapped
 from fastlaunch.core.tables import Column, table
 from fastlaunch.measure.published import shipped_summaries
 
@@ -33,7 +33,7 @@ WORKLOAD, DEVICE, CHARGED_AS = "vit-huge", "NVIDIA H100 80GB HBM3", "p5.4xlarge"
         ("every row, column and note", "fastlaunch demo --all"),
     )
 )
-@click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
+@all_option
 def demo(in_full: bool) -> None:
     """Compare a published experiment with ours, in a second.
 
@@ -42,7 +42,7 @@ def demo(in_full: bool) -> None:
     of today.
     """
     from fastlaunch.report.table import VERDICT_COLOURS, as_overview, as_table
-    from fastlaunch.report.text import answer
+    from fastlaunch.report.text import answer, more_text
 
     context, width = app_context(config_may_lack=True), output_width()
     catalogue, today = load_catalogue(), context.today
@@ -69,7 +69,7 @@ def demo(in_full: bool) -> None:
             as_overview(ranked, width=width, most_notes=1),
             f"A published experiment: {RECIPE} on eight A100 (p4d) and on eight H100 (p5)\n{changes}",
             _prices_table(then, now, width),
-            f"{num_more} more rows, and every column and note: fastlaunch demo --all",
+            more_text(num_more, "fastlaunch demo --all"),
         ]
     print_coloured("\n\n".join(sections), VERDICT_COLOURS)
     next_command("fastlaunch runs import --published")

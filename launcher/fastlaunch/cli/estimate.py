@@ -11,6 +11,7 @@ from fastlaunch.cli.context import answer_first
 from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     USD,
+    all_option,
     assume_option,
     examples,
     output_option,
@@ -94,8 +95,9 @@ from fastlaunch.core.activity import activity
 @prices_as_of_option
 @steps_only_option
 @with_shared_option
+@all_option
 @output_option
-def estimate(workload: str, instance: str | None, output: str, **options: Any) -> None:
+def estimate(workload: str, instance: str | None, in_full: bool, output: str, **options: Any) -> None:
     """Estimate what a training will take and cost, before anything runs.
 
     It goes by the most similar runs in the ledger, or those that come with fastlaunch: the same workload,
@@ -103,7 +105,7 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
     and AWS is not asked.
     """
     from fastlaunch.report.cost import cells, notes, part_rows
-    from fastlaunch.report.text import bulleted
+    from fastlaunch.report.text import bulleted, more_text
 
     if "help" in options["assume"]:
         print_rows(_assumptions(), output=output)
@@ -117,8 +119,9 @@ def estimate(workload: str, instance: str | None, output: str, **options: Any) -
             print_rows(part_rows(estimate.cost), output="csv")
         else:
             click.echo(f"{wrapped(estimate.answer)}\n\n{wrapped(estimate.subject)}\n")
-            print_rows(cells(estimate.cost), output="table")
-            click.echo(f"\n{bulleted([*estimate.notes, *notes(estimate.cost)], output_width())}")
+            print_rows(cells(estimate.cost, with_source=in_full), output="table")
+            click.echo("" if in_full else f"{more_text(0)}\n")
+            click.echo(bulleted([*estimate.notes, *notes(estimate.cost)], output_width()))
 
 
 def _assumptions() -> list[dict[str, str]]:

@@ -223,6 +223,10 @@ def given_command() -> list[str]:
     return words
 
 
+#: A short screen's rest.
+all_option = click.option("--all", "in_full", is_flag=True, help="Show every row, column and note.")
+
+
 def next_command(text: str) -> None:
     """Print the next command worth typing, as the last line on stderr."""
     width = shutil.get_terminal_size().columns if sys.stderr and sys.stderr.isatty() else sys.maxsize

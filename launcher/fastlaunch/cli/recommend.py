@@ -12,6 +12,7 @@ from fastlaunch.cli.options import (
     POSITIVE_COUNT,
     USD,
     Quantity,
+    all_option,
     assume_option,
     examples,
     next_command,
@@ -122,9 +123,16 @@ def _hours(text: str) -> float:
 )
 @click.option("--image", metavar="URI", help="With --emit: the image with the training code, by its digest.")
 @click.option("--bucket", metavar="NAME", help="With --emit: the bucket for the records.")
+@all_option
 @output_option
 def recommend(
-    workload: str, emit: str | None, image: str | None, bucket: str | None, output: str, **options: Any
+    workload: str,
+    emit: str | None,
+    image: str | None,
+    bucket: str | None,
+    in_full: bool,
+    output: str,
+    **options: Any,
 ) -> int:
     """Recommend an instance, a recipe and how to buy, by cost, time and evidence.
 
@@ -145,16 +153,14 @@ def recommend(
         raise UserError("--emit prints a task file", "leave out --output")
     with answer_first() as context:
         with activity("weighing what could be bought"):
-            recommendation = api.recommend(workload, context=context, **options)
-        if emit:
-            # Only the task file goes to stdout.
-            click.echo(as_text(recommendation, width=output_width()), err=True)
-        elif output == "json":
+            recommendation = api.recommend(workload, image=image, context=context, **options)
+        if output == "json":
             print_json(recommendation.to_json())
         elif output == "csv":
             print_rows(as_rows(recommendation), output=output)
         else:
-            click.echo(as_text(recommendation, width=output_width()))
+            # With --emit only the task file goes to stdout.
+            click.echo(as_text(recommendation, width=output_width(), in_full=in_full), err=bool(emit))
     for warning in recommendation.warnings:
         click.echo(wrapped(as_warning(warning)), err=True)
     if emit and recommendation.pick:

@@ -390,10 +390,15 @@ def _image_problem(variant: Variant, variants: Sequence[Variant], options: Optio
 
 def how_to_build(packages: Collection[str]) -> str:
     """Return what to type to have an image with the packages."""
+    return f"{build_command(packages)} makes an image that has it; then give that as --image"
+
+
+def build_command(packages: Collection[str]) -> str:
+    """Return the command that makes an image with the packages."""
     by_itself = [option for package, option in _BUILT_BY.items() if package in packages]
     extras = dict.fromkeys(_BROUGHT_BY.get(package, package) for package in packages)
     options = " ".join(by_itself or [f"--with {extra}" for extra in extras])
-    return f"fastlaunch build {options} --push makes an image that has it; then give that as --image"
+    return f"fastlaunch build {options} --push"
 
 
 def not_in_base_images(recipe: Recipe, workload: WorkloadInfo) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def part_rows(cost: Cost) -> list[dict[str, Any]]:
     return [*rows, total]
 
 
-def cells(cost: Cost) -> list[dict[str, str]]:
+def cells(cost: Cost, *, with_source: bool) -> list[dict[str, str]]:
     """Return the rows as text, without parts that take neither time nor money."""
     return [
         {
@@ -127,7 +127,7 @@ def cells(cost: Cost) -> list[dict[str, str]]:
             "time": "" if row["seconds"] is None else duration_text(row["seconds"]),
             "$": number(row["usd"]) if row["usd"] else "0",
             "evidence": row["evidence"] or "",
-            "source": row["source"] or "",
+            **({"source": row["source"] or ""} if with_source else {}),
         }
         for row in part_rows(cost)
         if row["seconds"] or row["usd"]

@@ -9,7 +9,7 @@ from typing import Any
 from fastlaunch.analysis.anchors import CLASS_MEANINGS
 from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.memory import MemoryNeed
-from fastlaunch.analysis.rate import Rate, in_one_part
+from fastlaunch.analysis.rate import Evidence, Rate, in_one_part
 from fastlaunch.analysis.recommend import Choice, Recommendation
 from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
@@ -28,83 +28,92 @@ from fastlaunch.report.text import (
     at_a_glance,
     bulleted,
     dollars,
+    more_text,
     number,
 )
 
 #: The most table lines on a screen, and the most names in a note.
-_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_NAMES = 14, 7, 5, 2
+_MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_NAMES = 14, 5, 5, 2
 _MOST_PUBLISHED = 3
 #: A screen shows a choice of the front only if it is faster by this share.
 _CLEARLY, _SAME = 0.03, 0.005
-#: Evidence in a sentence, and what the words of the table mean.
+#: Evidence in a sentence.
 _IN_WORDS = {
     "measured": "measured",
-    "same GPU": "measured on this GPU",
+    "same GPU": "measured on the same GPU",
     "published": "as published",
     "predicted": "predicted",
 }
-_MEANINGS = {
-    "same GPU": "measured on this GPU in another machine",
-    **CLASS_MEANINGS,
+#: What the notes of the table mean, in the order of the legend.
+_NOTES = {
+    "open": "not settled",
+    "front": "all else is dearer or slower",
+    "over": "may exceed the deadline or the budget",
 }
 _BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block", TRAINING_PLAN: "in a training plan"}
 
 
-def as_text(recommendation: Recommendation, *, width: int) -> str:
-    """Return the recommendation as text: the pick, the reasons, other choices, what to measure next."""
-    lines = _lines(recommendation)
-    named = _named_choices(recommendation, lines)
+def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False) -> str:
+    """Return the recommendation as text: the pick, how sure it is, other choices, what to type next.
+
+    in_full: show every row, column and note, also where nothing can be recommended.
+    """
+    in_full = in_full or not recommendation.num_choices
+    every = _lines(recommendation)
+    lines = every if in_full else _few(recommendation, every)
+    named = (*_weighed(recommendation), *lines)
     letters = Letters(in_one_part(choice.configuration.query.recipe) for choice in named)
+    reasons = [
+        *why(recommendation, letters.in_words, in_full=in_full),
+        _experiment(recommendation, letters, in_full=in_full),
+    ]
     parts = [
         filled(sentence(recommendation, letters.in_words), width),
-        "\n".join(filled(text, width) for text in why(recommendation, letters.in_words)),
+        "\n".join(filled(text, width) for text in reasons if text),
     ]
+    below: list[str] = []
     if lines:
-        heading = filled(_heading(recommendation, lines), width)
-        parts.append("\n".join([heading, "", _table(recommendation, lines, letters, width)]))
-        parts.append(letters.legend(width))
-    if recommendation.num_choices or not _unbought(recommendation):
-        parts.append(_memory(recommendation, width))
-    if recommendation.pick is not None:
-        parts.append(filled(_experiment(recommendation, letters), width))
-    if notes := _notes(recommendation, lines):
-        parts.append(bulleted(notes, width))
+        below = [
+            filled(_heading(recommendation, lines), width),
+            _table(recommendation, lines, letters, width, in_full=in_full),
+            "" if in_full else more_text(len({*map(id, every)} - {*map(id, lines)})),
+            letters.legend(width),
+        ]
+    if in_full and (recommendation.num_choices or not _unbought(recommendation)):
+        below.append(_memory(recommendation, width))
+    below.append(bulleted(_notes(recommendation, lines, in_full=in_full), width))
+    experiment = recommendation.experiment
     commands = {
-        "measure": recommendation.experiment and recommendation.experiment.command,
-        "train": recommendation.command,
+        "measure": experiment.command if in_full and experiment else None,
+        "image": recommendation.build,
+        "train": recommendation.command if recommendation.pick else None,
     }
-    if recommendation.pick is not None and any(commands.values()):
-        parts.append(
-            "\n".join(command_lines(command, width, name) for name, command in commands.items() if command)
-        )
+    lines_of = [command_lines(command, width, name) for name, command in commands.items() if command]
+    below.append("\n".join(lines_of))
+    # A short screen has no lines to spare.
+    parts.append(("\n\n" if in_full else "\n").join(filter(None, below)))
     return "\n\n".join(filter(None, parts))
 
 
-def _named_choices(recommendation: Recommendation, lines: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield the choices that the text names, the pick first."""
-    even, rival = recommendation.break_even, recommendation.rival
-    experiment = recommendation.experiment
-    named = (
-        *(recommendation.pick, recommendation.runner_up, recommendation.cheapest_measured),
-        *(rival and rival.choice, even and even.other, experiment and experiment.choice),
+def _weighed(recommendation: Recommendation) -> list[Choice]:
+    """Return the choices that the first sentences weigh, the pick first."""
+    experiment, rival = recommendation.experiment, recommendation.rival
+    weighed = (
+        *(recommendation.pick, recommendation.runner_up, _closest(recommendation)),
+        *(experiment and experiment.choice, rival and rival.choice),
     )
-    yield from filter(None, named)
-    yield from lines
+    return [choice for choice in weighed if choice]
 
 
 def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
-    """Return what all lines train: `1,000 images of vit-huge, a global batch of 8, as measured with bf16`."""
+    """Return what all lines train: `1,000 images of vit-huge, global batch 8`."""
     job = recommendation.job
     heading = f"{math.ceil(job.samples):,} {job.like.setup.sample_unit} of {job.workload}"
     tokens = lines[0].configuration.rate.tokens_per_sample
     if tokens:
         heading = f"{job.samples * tokens:,.0f} tokens in {heading}"
     batches = {choice.configuration.global_batch for choice in lines}
-    if len(batches) > 1:
-        return heading
-    (batch,), like = batches, recommendation.reference
-    whose = f", as measured with {like.recipe}" if like and like.global_batch == batch else ""
-    return f"{heading}, a global batch of {batch:,}{whose}"
+    return heading if len(batches) > 1 else f"{heading}, global batch {batches.pop():,}"
 
 
 def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> str:
@@ -116,7 +125,7 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         once = ", in one run" if rate.row and is_single(rate.row.group) else ""
         return at_a_glance(
             f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
-            f"{name}: {_costs(pick)}, {_evidence(pick)}{once}.",
+            f"{name}: {_costs(pick)}, {rate.evidence_text}{once}.",
         )
     if not recommendation.num_choices:
         answer = f"Nothing can be recommended for {job.workload}"
@@ -161,12 +170,14 @@ def _unbought(recommendation: Recommendation) -> list[LeftOut]:
     return [out for out in recommendation.left_out[-1:] if out.purchase is not None]
 
 
-def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterator[str]:
-    """Yield sentences on the choices that the pick beats, and on the price at which that changes.
+def why(
+    recommendation: Recommendation, letters: Labels = NO_LETTERS, *, in_full: bool = True
+) -> Iterator[str]:
+    """Yield how sure the pick is, and in full the price at which it changes and what was measured.
 
-    Without a pick, they are on the cheapest and the fastest choice.
+    Without a pick, the sentences are on the cheapest and the fastest choice.
     """
-    pick, runner_up, even = recommendation.pick, recommendation.runner_up, recommendation.break_even
+    pick, even = recommendation.pick, recommendation.break_even
     if not recommendation.num_choices:
         yield from (f"{out.hint[:1].upper()}{out.hint[1:]}." for out in _unbought(recommendation) if out.hint)
     if pick is None and recommendation.num_choices and recommendation.limits.deadline_hours is not None:
@@ -176,43 +187,18 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
         else:
             yield f"The cheapest is {_named(cheapest, recommendation, letters)}: {_costs(cheapest)}."
             yield f"The fastest is {_named(fastest, recommendation, letters)}: {_costs(fastest)}."
-        if not replace(recommendation.limits, budget_usd=None).allow(fastest):
+        is_late = not replace(recommendation.limits, budget_usd=None).allow(fastest)
+        if is_late and recommendation.job.max_nodes == 1:
             yield "More machines may be faster: --max-nodes K."
     if pick is None:
         return
+    yield from _how_sure(recommendation, pick, letters)
+    if not in_full:
+        return
     if tokens := tokens_text(pick.configuration.rate, pick.usd, pick.samples):
         yield f"It trains at {tokens}, all included."
-    if runner_up is not None:
-        ratio = runner_up.usd / pick.usd if pick.usd else 1.0
-        speed = runner_up.hours / pick.hours
-        if abs(speed - 1) < _SAME:
-            time = "as fast"
-        elif speed > 1:
-            time = f"{number(speed)} times as long"
-        else:
-            time = f"{number(1 / speed)} times as fast"
-        if abs(ratio - 1) < _SAME:
-            cost = "costs about as much"
-        else:
-            cost = f"costs {100 * abs(ratio - 1):.1f}% {'more' if ratio > 1 else 'less'}"
-        known = "" if ratio >= 1 else ", on weaker evidence"
-        name = _named(runner_up, recommendation, letters)
-        yield f"Runner-up: {name} {cost}{known}: {_costs(runner_up)}, {_evidence(runner_up)}; {time}."
-    if (rival := recommendation.rival) is not None:
-        name = _named(rival.choice, recommendation, letters)
-        # Only one measurement is proposed, and below.
-        tells = ""
-        if recommendation.experiment is None:
-            run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
-            tells = f"; {run} would tell, but cost more than it saves on average"
-        if rival.choice is runner_up:
-            if runner_up.usd < pick.usd:
-                yield f"Their ranges overlap, so the pick is the one with the stronger evidence{tells}."
-            else:
-                yield f"The runner-up may yet be cheaper{tells}."
-        else:
-            yield f"Not settled against {name}: {_costs(rival.choice)}, {_evidence(rival.choice)}{tells}."
-    if (measured := recommendation.cheapest_measured) is not None and measured not in (pick, runner_up):
+    measured = recommendation.cheapest_measured
+    if measured is not None and measured not in (pick, recommendation.runner_up):
         name = _named(measured, recommendation, letters)
         yield f"The cheapest that was measured is {name}: {_costs(measured)}."
     if even is not None:
@@ -224,23 +210,45 @@ def why(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> Iterato
         )
 
 
-def _evidence(choice: Choice) -> str:
-    return choice.configuration.rate.evidence_text
+def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
+    """Yield whether the pick is settled against the runner-up, and against the rival if it is another."""
+    runner_up, rival, tells = recommendation.runner_up, recommendation.rival, ""
+    # Only one measurement is proposed.
+    if rival is not None and recommendation.experiment is None:
+        run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
+        tells = f"; {run} would tell, at more than it saves on average"
+    is_open = False
+    if runner_up is not None:
+        named = f"the runner-up, {_named(runner_up, recommendation, letters)}"
+        costs = f"{usd_text(runner_up.total, what='')}, {_in_table(runner_up.configuration.rate)}"
+        is_open = runner_up.may_cost_less_than(pick)
+        if is_open:
+            known = ", on weaker evidence" if runner_up.usd < pick.usd else ""
+            of_rival = tells if rival and rival.choice is runner_up else ""
+            yield f"Not settled: {named}, may be cheaper{known}: {costs}{of_rival}."
+        elif runner_up.total.usd.low is None or pick.total.usd.low is None:
+            yield f"Not settled, for want of a range: {named}: {costs}."
+        else:
+            yield f"Settled against {named}: {costs}."
+    if rival is not None and rival.choice is not runner_up and tells:
+        other = _named(rival.choice, recommendation, letters)
+        yield f"{'Nor' if is_open else 'Not settled'} against {other}{tells}."
 
 
-def _experiment(recommendation: Recommendation, letters: Letters) -> str:
+def _experiment(recommendation: Recommendation, letters: Letters, *, in_full: bool) -> str:
     experiment = recommendation.experiment
-    if experiment is None and recommendation.rival is not None:
+    if recommendation.pick is None or (experiment is None and recommendation.rival is not None):
         return ""
     if experiment is None:
-        return "No experiment on what is weighed here would save as much, on average, as it costs."
+        return "No measurement here would save as much, on average, as it costs."
     choice = experiment.choice
     is_pick = choice is recommendation.pick
-    what = "the pick itself" if is_pick else _named(choice, recommendation, letters)
+    what = "the pick itself" if is_pick else _named(choice, recommendation, letters.in_words)
+    where = "" if in_full or not experiment.command else " (--all)"
     return (
-        f"Measure next: {what}, {_evidence(choice)} so far. About {hours_text(experiment.hours)} and"
-        f" ${dollars(experiment.usd)}; it changes the pick with a probability of"
-        f" {100 * experiment.probability:.0f}%, and saves ${dollars(experiment.saves_usd)} on average."
+        f"Measure next: {what}, {hours_text(experiment.hours)} for ${dollars(experiment.usd)}: changes the"
+        f" pick with probability {100 * experiment.probability:.0f}%, saves ${dollars(experiment.saves_usd)}"
+        f" on average{where}."
     )
 
 
@@ -269,7 +277,7 @@ def _class(rate: Rate) -> str:
 
 
 def _in_table(rate: Rate) -> str:
-    """Return `same GPU` or `class A`, which `_legend` spells out."""
+    """Return `same GPU` or `class A`, which `_words` spells out."""
     return f"class {rate.prediction_class}" if rate.prediction_class else rate.evidence
 
 
@@ -287,8 +295,8 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     for choice in recommendation.front:
         if not first or choice.hours <= (1 - _CLEARLY) * first[-1].hours:
             first.append(choice)
-    first += filter(None, [recommendation.runner_up, _closest(recommendation)])
-    first = [*first[:_MOST_LINES], *recommendation.by_purchase]
+    first = [*_weighed(recommendation), *first][:_MOST_LINES]
+    first += recommendation.by_purchase
     chosen = {id(choice): choice for choice in (*first, *families.values())}
     for choice in recommendation.cheapest:
         if len(chosen) < _FEW_LINES:
@@ -300,24 +308,46 @@ def _lines(recommendation: Recommendation) -> list[Choice]:
     return sorted(lines, key=lambda choice: (_rank(choice, recommendation), choice.usd, choice.hours))
 
 
+def _few(recommendation: Recommendation, lines: Sequence[Choice]) -> list[Choice]:
+    """Return the first lines to show: what the sentences name, each way to buy, the front, the cheapest."""
+    front = recommendation.front
+    wanted = (
+        *_weighed(recommendation),
+        *(() if recommendation.pick else (front[0], front[-1])),
+        *recommendation.by_purchase,
+        *front,
+        *lines,
+    )
+    known = {*map(id, lines)}
+    few = [*dict.fromkeys(id(choice) for choice in wanted if id(choice) in known)][:_FEW_LINES]
+    return [choice for choice in lines if id(choice) in few]
+
+
 def _rank(choice: Choice, recommendation: Recommendation) -> int:
     """Return 0 for the pick, 1 within the limits, 2 over them."""
     return 0 if choice is recommendation.pick else 1 if recommendation.limits.allow(choice) else 2
 
 
-def _note(choice: Choice, recommendation: Recommendation) -> str:
+def _note(choice: Choice, recommendation: Recommendation, *, in_full: bool) -> str:
     """Return the one word that the table says of a choice."""
-    if choice is recommendation.pick:
+    pick = recommendation.pick
+    if pick is None:
+        return ""
+    if choice is pick:
         return "pick"
     if choice is recommendation.runner_up:
         return "second"
     if not recommendation.limits.allow(choice):
         return "over"
-    return "front" if any(choice is other for other in recommendation.front) else ""
+    if choice.may_cost_less_than(pick):
+        return "open"
+    return "front" if in_full and any(choice is other for other in recommendation.front) else ""
 
 
-def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Letters, width: int) -> str:
-    """Return the table, without columns that are the same in every line."""
+def _table(
+    recommendation: Recommendation, lines: Sequence[Choice], letters: Letters, width: int, *, in_full: bool
+) -> str:
+    """Return the table, without columns that are the same in every line, in full with the less important."""
     columns: list[Column[Choice]] = [
         Column("instance", lambda choice: choice.instance),
         Column("nodes", lambda choice: str(choice.configuration.query.num_nodes), align="right"),
@@ -327,7 +357,7 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
         Column("region", lambda choice: choice.purchase.price.region),
         Column("$", lambda choice: number(choice.usd), align="right"),
         Column(
-            "range",
+            "90% range",
             lambda choice: _range(choice.total.usd) if choice.total.usd.low else None,
             align="right",
         ),
@@ -346,11 +376,14 @@ def _table(recommendation: Recommendation, lines: Sequence[Choice], letters: Let
         ),
         Column("evidence", lambda choice: _in_table(choice.configuration.rate)),
         Column("whose", lambda choice: (row := choice.configuration.rate.row) and whose(row, [row])),
-        Column("note", partial(_note, recommendation=recommendation)),
+        Column("note", partial(_note, recommendation=recommendation, in_full=in_full)),
     ]
     usual = {"nodes": "1", "bought": "on-demand", "region": recommendation.job.own_region}
     kept = [
-        column for column in columns if {column.text(choice) for choice in lines} != {usual.get(column.name)}
+        column
+        for column in columns
+        if {column.text(choice) for choice in lines} != {usual.get(column.name)}
+        and (in_full or column.importance == KEPT)
     ]
     return table(lines, kept, width, rule=True)
 
@@ -402,31 +435,22 @@ def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Itera
         )
 
 
-def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]:
-    words = []
-    if any(choice.total.usd.low is not None for choice in lines):
-        words.append("range: what it costs in nine cases of ten")
-    words += dict.fromkeys(
-        f"{_in_table(rate)}: {meaning}"
-        for rate in (choice.configuration.rate for choice in lines)
-        if (meaning := _MEANINGS.get(rate.prediction_class or rate.evidence))
-    )
-    if any(_note(choice, recommendation) == "front" for choice in lines):
-        words.append("front: every other choice is dearer or slower")
-    if any(not recommendation.limits.allow(choice) for choice in lines):
-        words.append("over: it may exceed the deadline or the budget")
+def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: bool) -> list[str]:
+    """Return what the table's words mean and what the pick rests on; in full what every line rests on."""
+    words = _words(recommendation, lines, in_full=in_full)
     notes = ["; ".join(words)] if words else []
-    if any(choice.configuration.query.num_parts > 1 for choice in lines):
-        notes.append(
-            "/N: each GPU takes its batch in N parts (grad_accumulation=N), so that it fits in memory and the"
-            " global batch stays the same"
-        )
+    notes += (
+        f"too small for {need.recipe} ({number(need.total_gib)} GiB): {', '.join(need.too_small)}"
+        for need in recommendation.memory[:1]
+        if need.too_small and not in_full
+    )
+    shown = lines if in_full else [choice for choice in lines if choice is recommendation.pick]
     notes += dict.fromkeys(
-        f"{price.purchase} prices of {price.as_of} are quoted by a third party: `{UPDATE_COMMAND}` asks AWS"
-        for price in (choice.purchase.price for choice in lines)
+        f"{price.purchase} prices of {price.as_of} are a third party's: `{UPDATE_COMMAND}`"
+        for price in (choice.purchase.price for choice in shown)
         if price.secondary
     )
-    for choice in lines:
+    for choice in shown:
         total = choice.total
         if total.fee_usd is not None and total.block_hours is not None:
             unused = total.usd.value - total.effective_usd.value
@@ -437,19 +461,21 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
             )
     notes += dict.fromkeys(
         text
-        for choice in lines
+        for choice in shown
         for text in (choice.configuration.assumption, choice.configuration.rate.assumption)
         if text
     )
+    like = recommendation.job.like.setup
+    if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
+        notes.append("the commands use synthetic data and save nothing: --data, --checkpoint-every")
+    if not in_full:
+        return notes
     if lines and not recommendation.job.steps_only:
         notes.append(
             "boot, image pull and start-up are as measured if runs on the instance type have them, else"
             " assumed: `fastlaunch estimate` lists them"
         )
     notes += _published(recommendation, lines)
-    like = recommendation.job.like.setup
-    if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
-        notes.append("the commands use synthetic data and save nothing: --data, --checkpoint-every")
     reasons = by_reason(
         (
             (
@@ -466,6 +492,22 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice]) -> list[str]
         more = f"; {len(reasons) - 1} more: --output json" if len(reasons) > 1 else ""
         notes.append(f"left out: {reasons[0]}{more}")
     return notes
+
+
+def _words(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: bool) -> Iterator[str]:
+    """Yield what the words of the table mean; if not in full, the classes together."""
+    rates = [choice.configuration.rate for choice in lines]
+    if any(rate.evidence == Evidence.SAME_GPU for rate in rates):
+        yield f"{Evidence.SAME_GPU}: in another machine"
+    classes = sorted({rate.prediction_class for rate in rates if rate.prediction_class})
+    if in_full:
+        yield from (f"class {name}: {CLASS_MEANINGS[name]}" for name in classes)
+    elif classes:
+        yield f"class {', '.join(classes)}: predicted"
+    notes = {_note(choice, recommendation, in_full=in_full) for choice in lines}
+    yield from (f"{note}: {meaning}" for note, meaning in _NOTES.items() if note in notes)
+    if any(choice.configuration.query.num_parts > 1 for choice in lines):
+        yield "/N: batch in N parts"
 
 
 def to_json(recommendation: Recommendation) -> dict[str, Any]:
@@ -508,6 +550,7 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
         "memory": [fields_to_json(need, *vars(need)) for need in recommendation.memory],
         "published": [vars(speed) for speed in recommendation.published],
         "command": recommendation.command,
+        "build_command": recommendation.build,
         "warnings": list(recommendation.warnings),
     }
 

@@ -19,7 +19,7 @@ from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, T
 from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.tables import WIDTH
-from fastlaunch.core.units import first_names
+from fastlaunch.core.units import counted, first_names
 from fastlaunch.measure.summary import VERSION, Interval
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import OVERRIDABLE
@@ -634,6 +634,12 @@ def dated(price: Price) -> str:
     """Return `as of 2026-11-21 (SOURCE)`."""
     inferred = ", inferred" if price.inferred else ""
     return "as given" if price.basis == "given" else f"as of {price.as_of} ({price.source}){inferred}"
+
+
+def more_text(num_rows: int, option: str = "--all") -> str:
+    """Return where the rows and all else that a short screen leaves out is: `3 more rows, and ...: --all`."""
+    rows = f"{counted(num_rows, 'more row')}, and " if num_rows else ""
+    return f"{rows}every column and note: {option}"
 
 
 def bulleted(notes: Sequence[str], width: int) -> str:
