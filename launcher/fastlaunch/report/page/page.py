@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from fastlaunch.analysis.best import all_priced, at_home, best_of, ratio_of, script_command
+from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_of, script_command
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
 from fastlaunch.analysis.convergence import MARGIN, REFERENCE, WITHIN, WORSE, curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
@@ -246,12 +246,11 @@ def _title(rows: Sequence[Row]) -> str:
     return "What trained fastest"
 
 
-def _figure(rows: Sequence[Row]) -> str | None:
+def _figure(best: Best | None) -> str | None:
     """Return the answer's number: `2.101x`, or the amount of a row that stands alone.
 
     None if no row is proven better than the next.
     """
-    best = best_of(at_home(rows))
     if best is None or best.kind in (TIE, UNRESOLVED, NO_INTERVAL):
         return None
     if best.second is None:
@@ -260,9 +259,8 @@ def _figure(rows: Sequence[Row]) -> str | None:
     return f"{times(first.value / second.value)}x" if first and second else None
 
 
-def _convergence(rows: Sequence[Row]) -> str | None:
+def _convergence(best: Best | None, rows: Sequence[Row]) -> str | None:
     """Return a sentence on the best row if it is not known to train as well as the reference."""
-    best = best_of(at_home(rows))
     if best is None or best.first.setup.sample_unit == FORWARD_ONLY:
         return None
     recipe, convergence = best.first.setup.recipe, best.first.validity.convergence
@@ -280,7 +278,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
     unit, _, period = rate_unit.partition("/")
     letters = letters_of(rows)
     names = {id(row): name_of(row, rows, letters=letters) for row in rows}
-    ordered = in_order(rows)
+    ordered, best = in_order(rows), best_of(at_home(rows))
     columns = [column for column in columns_of(rows, letters=letters) if column.is_summary]
     shared = shared_cells(rows)
     columns = [column for column in columns if column.name not in shared and any(map(column.text, rows))]
@@ -327,9 +325,9 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "unit": unit,
         "columns": [(column.name, column.at_price) for column in columns],
         "answer": sentence_of(rows, letters.in_words),
-        "figure": _figure(rows),
-        "convergence": _convergence(rows),
-        "cheaper": _cheaper(rows, predicted, unit),
+        "figure": _figure(best),
+        "convergence": _convergence(best, rows),
+        "cheaper": _cheaper(best, rows, predicted, unit),
         "verdict": _VERDICT,
         "legend": letters.legend(),
         "chart_legend": of_chart.legend(),
@@ -370,9 +368,8 @@ def _place_on_page(column: RowColumn) -> int:
     return first.index(name) if name in first else len(first)
 
 
-def _cheaper(rows: Sequence[Row], predicted: Sequence[Predicted], unit: str) -> str | None:
+def _cheaper(best: Best | None, rows: Sequence[Row], predicted: Sequence[Predicted], unit: str) -> str | None:
     """Return a sentence on the cheapest prediction, if it is below the cost of the best row."""
-    best = best_of(at_home(rows))
     usd = shown_cost(best.first) if best and best.is_priced else None
     costs = {id(of): scaled(of.hours, of.usd_per_hour) for of in predicted}
     cheapest = min(predicted, key=lambda of: costs[id(of)].value, default=None)
@@ -531,7 +528,7 @@ def _source(price: Price) -> str:
 
 
 def _price_history(rows: Sequence[Row], catalogue: Catalogue, today: datetime.date) -> list[dict[str, Any]]:
-    """Return the known prices of the rows' instances by date; the last one holds until today."""
+    """Return the prices of the rows' instances by date, if any changed; the last one holds until today."""
     offers = {
         (row.price.instance, row.price.service, row.price.region, row.price.purchase)
         for row in rows
@@ -544,7 +541,7 @@ def _price_history(rows: Sequence[Row], catalogue: Catalogue, today: datetime.da
         dated = [(price.as_of, price.usd_per_hour) for price in known if price.as_of <= today]
         dated += [(today, dated[-1][1])] if dated and dated[-1][0] < today else []
         points += [{"date": day.isoformat(), "usd": usd, "offer": name} for day, usd in dated]
-    return points
+    return points if len({(of["offer"], of["usd"]) for of in points}) > len(offers) else []
 
 
 def _parts(rows: Sequence[Row], names: Mapping[int, str]) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ function config() {
     font: "system-ui, DejaVu Sans, sans-serif",
     view: { stroke: null },
     axis: { ...words, gridColor: line, domainColor: quiet, tickColor: quiet },
-    axisY: { labelLimit: isNarrow() ? 130 : 260 },
+    axisY: { labelLimit: isNarrow() ? 180 : 260 },
     legend: { ...words, symbolOpacity: 1, columns: isNarrow() ? 1 : 4 },
     range: { category: dark.matches && !printing.matches ? DARK_COLOURS : COLOURS },
     text: { color: text },
@@ -161,10 +161,10 @@ class Section {
     }
     if (this.show("cost", points.length > 0)) {
       this.element.querySelector("[data-predicted]").hidden = !predicted.length;
-      this.element.querySelector("[data-unranked]").hidden = points.every(({ ranked }) => ranked);
       this.element.querySelector("[data-front]").hidden = best.length < 2;
       draw(this.chart("cost"), data.specs.cost, { rows: all, front: best });
     }
+    for (const legend of this.element.querySelectorAll("[data-unranked]")) legend.hidden = rows.every(({ ranked }) => ranked);
     const inDollars = points.length > 0;
     const bars = rows.map((row) => ({ row, values: inDollars ? row.usd : row.rate })).filter(({ values }) => values)
       .map(({ row, values: [value, low, high] }) => ({ name: row.name, colour: row.colour, value, low: low ?? value, high: high ?? value, ranked: row.ranked }));
