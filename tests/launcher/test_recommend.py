@@ -959,6 +959,36 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
     assert "--max-nodes" not in whole
 
 
+@pytest.mark.parametrize(
+    ("options", "second_line"),
+    [
+        # A batch in two parts is the same measurement, and no rival.
+        (
+            (
+                "--prices-as-of",
+                "2026-07-20",
+                "--steps-only",
+                "--batch-equivalent",
+                "--exclude-recipe",
+                "fp8-fused",
+            ),
+            "Settled against the runner-up, p5.4xlarge with bf16-fused: $",
+        ),
+        (("--prices-as-of", "2026-07-20"), "Not settled: the runner-up, p5.4xlarge with fp8-fused"),
+        (
+            ("--prices-as-of", "2023-11-15", "--batch-equivalent", "--allow-unverified"),
+            "Not settled, for want of a range: the runner-up, ",
+        ),
+    ],
+)
+def test_the_second_line_says_whether_the_pick_is_settled_against_the_runner_up(
+    options: tuple[str, ...], second_line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, whole = screen(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only", *options)
+    assert whole.split("\n\n")[1].startswith(second_line)
+    assert "Measure next" not in whole
+
+
 def test_a_sweep_is_not_proposed_on_gpus_that_are_too_small(
     capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
 ) -> None:
