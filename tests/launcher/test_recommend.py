@@ -954,7 +954,7 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
     assert re.match(beginning, answer) and len(answer.split()) <= MOST_WORDS
     # More machines are faster, and cheaper never.
     assert ("--max-nodes" in whole) == ("--deadline" in options)
-    assert "next: fastlaunch sweep" not in whole
+    assert "next: fastlaunch sweep" not in whole and "\n\n\n" not in whole
     _, whole = screen(capsys, *LLAMA, *options, "--max-nodes", "2")
     assert "--max-nodes" not in whole
 

@@ -437,8 +437,8 @@ def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Itera
 
 def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: bool) -> list[str]:
     """Return what the table's words mean and what the pick rests on; in full what every line rests on."""
-    words = _words(recommendation, lines, in_full=in_full)
-    notes = ["; ".join(words)] if words else []
+    words = "; ".join(_words(recommendation, lines, in_full=in_full))
+    notes = [words] if words else []
     on_one = " on one GPU" if any(choice.configuration.query.num_gpus > 1 for choice in lines) else ""
     notes += (
         f"too small for {need.recipe}{on_one} ({number(need.total_gib)} GiB): {', '.join(need.too_small)}"
