@@ -1,6 +1,9 @@
 const phone = window.matchMedia("(max-width: 44rem)");
 // Of a name on a phone, in characters.
 const NAME_WIDTH = 26;
+// The line under a table's headings, and the beginning of a note, of a fact or of a command.
+const RULE = /^-+( +-+)+ *$/;
+const BEGINS = /^(\* |[a-z]+: |\w+ {2,}\S|    fastlaunch )/;
 
 // An element of a screen: `text` wraps, `row` does not.
 function part(kind, text) {
@@ -48,15 +51,16 @@ function* reordered(lines) {
 function* parts(lines) {
   for (let at = 0; at < lines.length; at++) {
     const end = lines.indexOf("", at) < 0 ? lines.length : lines.indexOf("", at);
-    if (/^-+( +-+)+ *$/.test(lines[at + 1])) {
+    if (RULE.test(lines[at + 1])) {
       yield* reordered(lines.slice(at, end));
       at = end - 1;
     } else if (lines[at] === "") yield "\n";
     else {
       let text = lines[at];
-      const goesOn = (number) => number < end && !/^(\* |    )/.test(lines[number]) && !/^-+( +-+)+ *$/.test(lines[number + 1]);
+      const goesOn = (number) => number < end && !BEGINS.test(lines[number]) && !lines[number - 1].endsWith("\\")
+        && !RULE.test(lines[number + 1]);
       while (goesOn(at + 1)) text += ` ${lines[++at].trim()}`;
-      yield part("text", text);
+      yield part("text", text.replace(/^(\w+) {2,}/, "$1: "));
     }
   }
 }
@@ -65,10 +69,10 @@ function* parts(lines) {
 document$.subscribe(() => {
   document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
   document.querySelectorAll(".md-typeset__scrollwrap").forEach((table) => { table.tabIndex = 0; });
-  // A screen with a table is laid out anew for a phone.
+  // A screen with a table or a plan is laid out anew for a phone.
   document.querySelectorAll(".highlight pre > code").forEach((screen) => {
     const text = screen.textContent;
-    if (screen.children.length || !text.includes("\n---")) return;
+    if (screen.children.length || !/^---|^plan  /m.test(text)) return;
     const show = () => screen.replaceChildren(...(phone.matches ? parts(text.trimEnd().split("\n")) : [text]));
     phone.addEventListener("change", show);
     show();
