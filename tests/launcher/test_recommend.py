@@ -974,7 +974,7 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
             ),
             "Settled against the runner-up, p5.4xlarge with bf16-fused: $",
         ),
-        (("--prices-as-of", "2026-07-20"), "Not settled: the runner-up, p5.4xlarge with fp8-fused"),
+        (("--prices-as-of", "2026-07-20"), "Not settled by these ranges (compare may tell): the runner-up, "),
         (
             ("--prices-as-of", "2023-11-15", "--batch-equivalent", "--allow-unverified"),
             "Not settled, for want of a range: the runner-up, ",

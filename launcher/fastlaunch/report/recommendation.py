@@ -46,7 +46,7 @@ _IN_WORDS = {
 }
 #: What the notes of the table mean, in the order of the legend.
 _NOTES = {
-    "open": "not settled",
+    "open": "range overlaps",
     "front": "all else is dearer or slower",
     "over": "may exceed the deadline or the budget",
 }
@@ -225,7 +225,11 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
         if is_open:
             known = ", on weaker evidence" if runner_up.usd < pick.usd else ""
             of_rival = tells if rival and rival.choice is runner_up else ""
-            yield f"Not settled: {named}, may be cheaper{known}: {costs}{of_rival}."
+            rates = (choice.configuration.rate for choice in (pick, runner_up))
+            # Both ranges contain what machines differ by.
+            are_measured = all(rate.evidence.is_measured for rate in rates)
+            by = " by these ranges (compare may tell)" if are_measured else ""
+            yield f"Not settled{by}: {named}, may be cheaper{known}: {costs}{of_rival}."
         elif runner_up.total.usd.low is None or pick.total.usd.low is None:
             yield f"Not settled, for want of a range: {named}: {costs}."
         else:
