@@ -210,7 +210,7 @@ def test_epochs_of_a_file_that_travels_are_counted_by_its_text(
         "bytes_per_token": {"value": 1.0, "low": None, "high": None},
     }
     tokenizer = ("--tokenizer", "meta-llama/Llama-3.1-8B")
-    by_tokenizer, by_steps = expected("--epochs", "64", *tokenizer), expected("--steps", "2000", *tokenizer)
+    by_tokenizer, by_steps = expected("--epochs", "640", *tokenizer), expected("--steps", "20000", *tokenizer)
     assert by_tokenizer["usd"]["value"] == pytest.approx(by_steps["usd"]["value"])
     low, value, high = (by_tokenizer["usd"][name] for name in ("low", "value", "high"))
     assert low < by_steps["usd"]["low"] < value < by_steps["usd"]["high"] < high
