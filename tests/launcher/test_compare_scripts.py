@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -166,6 +167,17 @@ def test_more_rounds_are_proposed_as_the_command_that_was_given() -> None:
         *("fastlaunch", "submit", "--local", "-L", "amp=fp32,bf16", "--repeats", str(number), "--"),
         *COMMAND,
     ]
+
+
+def test_more_rounds_are_of_the_best_and_its_rival_if_they_are_not_settled() -> None:
+    far, near = rows({"amp": "fp32"}, 0.2, 0.2001, 0.1999), rows({"amp": "bf16"}, 0.1, 0.101, 0.0995)
+    rival = rows({"amp": "fp16"}, 0.1005, 0.1002, 0.1)
+    command = more_runs_command(compared(far, near, rival).rows, own_region="us-east-1")
+    assert command is not None
+    assert set(shlex.split(command)[4].removeprefix("amp=").split(",")) == {"bf16", "fp16"}
+    of_recipes = [*runs("bf16", 0.2, 0.2001), *runs("tf32", 0.1, 0.1011), *runs("te-fp8", 0.1002, 0.1)]
+    command = more_runs_command(compared(of_recipes).rows, own_region="us-east-1")
+    assert command is not None and re.search(r"--recipe (tf32,te-fp8|te-fp8,tf32) ", command)
 
 
 def test_single_runs_and_uneven_steps_get_a_command_too() -> None:

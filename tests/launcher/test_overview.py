@@ -230,12 +230,35 @@ def test_a_row_of_another_batch_has_the_ratio_of_its_verdict() -> None:
     assert " 1.000  baseline in its batch" in as_table(comparison)
     (line,) = (line for line in as_markdown(comparison).splitlines() if line.startswith("| compile "))
     assert "| 0.500 " in line and "worse in its batch" in line
-    # A batch of one row has no verdict.
+    # A batch of one row has no verdict, and no bar beside rows that train otherwise.
     text = as_overview(compared(shown[:-3], usd_per_hour=1.0))
+    assert _overview_row(text, "compile")[1:] == ["-", "-", "-"]
     assert "global batch 128: throughput only:" in text and "within the batch" not in text
     wider = runs("bf16", 0.36, batch_size_per_gpu=256, samples_per_step=256.0)
     text = as_overview(compared([*shown[:-3], *wider], usd_per_hour=1.0))
     assert "other batches: throughput only:" in text
+
+
+def test_options_of_all_rows_are_in_the_heading_alone() -> None:
+    p = "parameter_dtype=bf16-master"
+    alike = [*runs(f"bf16 {p}", 0.1, 0.101), *runs(f"compile {p} optimizer_impl=fused", 0.09, 0.091)]
+    text = as_overview(compared(alike))
+    assert text.partition("\n\n")[0].count(p) == text.count(p) == 1
+    assert answer(compared(alike), lettered=True).startswith("compile optimizer_impl=fused on H200 ")
+    # Beside a row without the option it tells rows apart, and alone a row keeps its name.
+    for others in ([*alike, *runs("fp32", 0.2, 0.2)], alike[:2]):
+        assert f"all with {p}" not in as_overview(compared(others))
+    # What a row is called there finds it.
+    assert p in why(compared(alike), "compile +o")
+
+
+def test_the_best_row_of_unknown_convergence_has_a_note() -> None:
+    rows = [*runs("bf16", 0.1, 0.101), *runs("compile", 0.09, 0.091)]
+    note = "whether compile trains as well as bf16 is not known: no held-out loss was recorded"
+    assert note in " ".join(as_overview(compared(rows)).split())
+    assert "trains as well" not in as_overview(compared(rows, usd_per_hour=1.0), brief=True)
+    slower = [*runs("bf16", 0.1, 0.101), *runs("compile", 0.2, 0.21)]
+    assert "trains as well" not in as_overview(compared(slower))
 
 
 def test_a_note_says_why_paired_ratios_are_in_another_order_than_the_amounts() -> None:

@@ -204,13 +204,25 @@ def _is_above(ratio: Interval | None, other: Interval | None) -> bool:
 
 
 def more_runs_command(rows: Sequence[Row], *, own_region: str, submission: str | None = None) -> str | None:
-    """Return the command for the first row whose verdict needs more runs, or None.
+    """Return the command for a best row that is not settled, else for the first row whose verdict needs more
+    runs, or None.
 
-    It also runs the row's baseline if the two differ only in the recipe. submission: the session to which
-    the runs are added. Where no number of rounds like these is enough, it proposes a session of longer runs,
-    or on one thread if steps on a CPU vary.
+    It also runs the row that it is beside, a rival or the baseline, if the two differ only in the recipe.
+    submission: the session to which the runs are added. Where no number of rounds like these is enough, it
+    proposes a session of longer runs, or on one thread if steps on a CPU vary.
     """
     local = [row for row in rows if row.setup.instance is None and row.setup.num_nodes == 1]
+    for workload in dict.fromkeys(row.setup.workload for row in local):
+        best = best_of([row for row in local if row.setup.workload == workload])
+        if best is None or best.kind != BETTER or len(best.may_be_best) == 1:
+            continue
+        first, rival, *_ = best.may_be_best
+        if rival.verdict.kind == BETTER and (
+            command := _runs_like(
+                rival, rows, _NEW_ROUNDS, own_region=own_region, add_to=submission, beside=first
+            )
+        ):
+            return command
     for row in local:
         number = row.verdict.more_rounds
         if number is None:
@@ -241,18 +253,26 @@ def _runs_like(
     own_region: str,
     times_longer: int = 1,
     add_to: str | None = None,
+    beside: Row | None = None,
 ) -> str | None:
-    """Return the command for more runs of the row and its baseline; None for a script that was edited."""
-    base = _baseline_of(row, rows)
+    """Return the command for more runs of the row and its baseline; None for a script that was edited.
+
+    beside: the row to run in place of the baseline; None if no one command runs the two.
+    """
+    base = beside or _baseline_of(row, rows)
     if row.setup.is_script:
         runs = [run for other in rows if other.setup.workload == row.setup.workload for run in other.runs]
         if not row.runs[0].script or row.setup.version != newest_version(runs):
             return None
         is_same = (base.runs[0].script, base.setup.version) == (row.runs[0].script, row.setup.version)
+        if beside is not None and not is_same:
+            return None
         both = [base, row] if is_same and base is not row else [row]
         adding = () if add_to is None else ("--add-to", add_to)
         return script_command(both, repeats, place=(*adding, "--local"))
     is_pair = _terms(base.setup) == _terms(row.setup) and base.setup.recipe != row.setup.recipe
+    if beside is not None and not is_pair:
+        return None
     return submit_command(
         [run.summary for run in row.runs],
         [other.setup.known_recipe or other.setup.recipe for other in ((base, row) if is_pair else (row,))],

@@ -255,7 +255,8 @@ def print_comparison(
         parts.append(finish_table(comparison, finish, comparison.catalogue, width=width))
     if target is not None:
         parts.append(target_table(comparison, target, comparison.catalogue, width=width))
-    parts.append("\n".join(map(wrapped, answer(comparison, lettered=not in_full).splitlines())))
+    lines = answer(comparison, lettered=not in_full, with_second=True).splitlines()
+    parts.append("\n".join(map(wrapped, lines)))
     if in_full:
         parts.append(as_table(comparison, only=columns, brief=brief, width=width))
     else:

@@ -64,7 +64,7 @@ def demo(in_full: bool) -> None:
         ranked = replace(measured, rows=best_of_each_recipe(measured))
         num_more = len(measured.rows) - len(ranked.rows) + len(then.rows) - len(_pair(then))
         sections = [
-            wrapped(answer(measured, lettered=True)),
+            "\n".join(map(wrapped, answer(measured, lettered=True, with_second=True).splitlines())),
             charged,
             as_overview(ranked, width=width, most_notes=1),
             f"A published experiment: {RECIPE} on eight A100 (p4d) and on eight H100 (p5)\n{changes}",
@@ -89,7 +89,12 @@ def _prices_table(then: "Comparison", now: "Comparison", width: int) -> str:
 
 
 def best_of_each_recipe(comparison: "Comparison") -> "tuple[Row, ...]":
-    """Return the ranked rows, of those whose recipes differ by overrides the cheapest and the baseline."""
+    """Return the ranked rows, of those whose recipes differ by overrides the cheapest, the baseline, and the
+    second best, which the answer names.
+    """
+    from fastlaunch.analysis.best import best_of
+
+    best = best_of(comparison.rows)
     ranked = sorted(
         (row for row in comparison.rows if row.verdict.is_ranked),
         key=lambda row: (not row.is_baseline, _usd_per_million(row)),
@@ -98,7 +103,8 @@ def best_of_each_recipe(comparison: "Comparison") -> "tuple[Row, ...]":
     for row in ranked:
         recipe = row.setup.known_recipe
         by_recipe.setdefault(recipe.name if recipe else row.setup.recipe, row)
-    return tuple(by_recipe.values())
+    shown = {*map(id, by_recipe.values()), id(best and best.runner_up)}
+    return tuple(row for row in ranked if id(row) in shown)
 
 
 def _usd_per_million(row: "Row") -> float:

@@ -210,8 +210,7 @@ def columns_of(
         _data("verdict.comparable_as"),
         _data("verdict.kind", key="verdict"),
         RowColumn("verdict", lambda row: row.verdict.words, part=Part.COST, is_summary=True),
-        # The overview's rows of other batches stand under a title that says so.
-        RowColumn("verdict", lambda row: row.verdict.in_own_batch.kind, in_overview=True),
+        RowColumn("verdict", _verdict_in_batch, in_overview=True),
         _of_batch("verdict_in_batch", lambda verdict: verdict.kind),
         _of_batch("ratio_in_batch", lambda verdict: verdict.ratio or verdict.speed_ratio),
         RowColumn("", lambda row: "; ".join(row.verdict.reasons) or None, key="reason"),
@@ -315,6 +314,12 @@ def _usd_per_hour(row: Row, *, mark: bool) -> str | None:
     hypothetical = "prorated " if mark and row.price.hypothetical else ""
     inferred = "~" if row.price.inferred else ""
     return f"{hypothetical}{inferred}{dollars(row.price.usd_per_hour * row.setup.num_nodes)}"
+
+
+def _verdict_in_batch(row: Row) -> str | None:
+    """Return the verdict within the row's batch; the title above rows of other batches says that."""
+    kind = row.verdict.in_own_batch.kind
+    return None if kind == OTHER_BATCH else kind
 
 
 def _shown_ratio(row: Row, *, is_priced: bool) -> Interval | None:

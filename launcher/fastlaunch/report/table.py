@@ -22,11 +22,14 @@ from fastlaunch.report.text import (
     asides_of,
     between,
     bulleted,
+    convergence_of,
     decisive_notes,
     letters_of,
     name_of,
     notes_of,
+    second_of,
     sentence_of,
+    shared_options,
     what_counts,
 )
 
@@ -141,9 +144,10 @@ def shared_cells(rows: Sequence[Row]) -> dict[str, str]:
 
 def heading(rows: Sequence[Row], width: int) -> str:
     """Return what all rows of a workload share, the batch of those that are ranked, and the runs of a row."""
+    options = ", ".join(f"{name}={text}" for name, text in shared_options(rows).items())
     fewest, most = (of(row.num_runs for row in rows) for of in (min, max))
     batch = shared_cells([row for row in rows if is_comparable(row)]).get("batch")
-    shared = {"runs": f"{fewest} to {most}", **shared_cells(rows)}
+    shared = {"runs": f"{fewest} to {most}", "options": options, **shared_cells(rows)}
     return _heading(rows, {**shared, "batch": batch} if batch else shared, width)
 
 
@@ -155,6 +159,7 @@ def _heading(rows: Sequence[Row], shared: Mapping[str, str], width: int) -> str:
         f"{gpus} {one if gpus == '1' else several}" if gpus else "",
         f"batch {shared['batch']} each" if shared.get("batch") else "",
         f"{shared['tokens each']} tokens a sample" if shared.get("tokens each") else "",
+        f"all with {shared['options']}" if shared.get("options") else "",
         # A script's data are unknown.
         f"data {shared['data']}" if "data" in shared and not setups[0].is_script else "",
         f"{runs} run{'' if runs == '1' else 's'} a row" if runs not in ("", "0") else "",
@@ -204,12 +209,19 @@ def as_overview(
 
 
 def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
-    """Return all notes on the rows with this name, recipe or run. Raises UnknownName."""
-    names = {id(row): name_of(row, rows) for rows in comparison.by_workload.values() for row in rows}
+    """Return all notes on the rows with this name, also as the overview has it, recipe or run. Raises
+    UnknownName.
+    """
+    names: dict[int, str] = {}
+    short: dict[int, str] = {}
+    for rows in comparison.by_workload.values():
+        letters = letters_of(rows, under_heading=True)
+        names |= {id(row): name_of(row, rows) for row in rows}
+        short |= {id(row): name_of(row, rows, letters=letters) for row in rows}
     chosen = [
         row
         for row in comparison.rows
-        if name == names[id(row)] or row.setup.is_named(name) or name in row.run_ids
+        if name in (names[id(row)], short[id(row)], *row.run_ids) or row.setup.is_named(name)
     ]
     if not chosen:
         raise UnknownName("row", name, {*names.values()})
@@ -233,7 +245,7 @@ def why(comparison: Comparison, name: str, *, width: int = WIDTH) -> str:
 
 
 def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> str:
-    letters = letters_of(rows)
+    letters = letters_of(rows, under_heading=True)
     columns = [column for column in columns_of(rows, letters=letters) if column.in_overview]
     name, *others = columns
     ratio = next(column for column in columns if column.name == RATIO)
@@ -253,7 +265,8 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
         )
         shown = alike if not title or len(rows) <= _MANY else alike[:_MOST_FURTHER]
         if shown:
-            says = f": {throughput_only(shown)}:" if title == _OTHER_BATCHES else ""
+            judged = [row for row in shown if row.verdict.in_batch] or shown
+            says = f": {throughput_only(judged)}:" if title == _OTHER_BATCHES else ""
             num_hidden = len(alike) - len(shown)
             more = f" ({num_hidden} more with --all)" if num_hidden else ""
             titles[len(chosen)] = f"{_batch_of(alike, rows) if says else title}{says}{more}"
@@ -273,7 +286,8 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
         columns.insert(columns.index(ratio), bar)
     notes = decisive_notes(chosen, rows, letters, brief=brief)
     if not brief:
-        notes = [*asides_of(rows, letters), *_of_pairs(chosen, others[0], shares), *notes]
+        of_best = [unknown] if (unknown := convergence_of(rows, letters)) else []
+        notes = [*of_best, *asides_of(rows, letters), *_of_pairs(chosen, others[0], shares), *notes]
     parts = [
         heading(rows, width),
         table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),
@@ -351,7 +365,7 @@ def as_markdown(comparison: Comparison) -> str:
         columns = [column for column in columns_of(rows) if column.is_summary]
         columns = [column for column in columns if any(column.text(row) for row in rows)]
         lines = [
-            f"**{_text(workload)}**: {_text(sentence_of(rows))}",
+            f"**{_text(workload)}**: {_text(' '.join([sentence_of(rows), *second_of(rows)]))}",
             "",
             _line([column.name for column in columns]),
             f"|:--{'|--:' * (len(columns) - 2)}|:--|",

@@ -5,16 +5,20 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_letters
+from types import MappingProxyType
 from typing import Any
 
 from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_of
 from fastlaunch.analysis.compare import Comparison, Row, batches_of
+from fastlaunch.analysis.convergence import TOO_SHORT
+from fastlaunch.analysis.convergence import UNKNOWN as CONVERGENCE_UNKNOWN
 from fastlaunch.analysis.notes import Note, NoteKind
 from fastlaunch.analysis.pooling import BARE_STEP, TOTAL
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import BETTER, TIE, UNRESOLVED, WORSE
+from fastlaunch.analysis.validity import FORWARD_ONLY
 from fastlaunch.analysis.verdicts import NO_INTERVAL, NOT_RANKED, OTHER_BATCH, THROUGHPUT, TRAINING, is_single
 from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Price
@@ -49,7 +53,14 @@ Labels = Callable[[Recipe | str], str]
 class Letters:
     """Recipes' labels for a narrow table: a letter for each override, `fp8-fused +l`, where one is long."""
 
-    def __init__(self, recipes: Iterable[Recipe | str] = ()) -> None:
+    def __init__(
+        self,
+        recipes: Iterable[Recipe | str] = (),
+        *,
+        shorter: Mapping[Recipe | str, Recipe | str] = MappingProxyType({}),
+    ) -> None:
+        """shorter: by recipe, what to label in its place."""
+        self._shorter = shorter
         known = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
         is_long = any(len(recipe.label) > _LONG_LABEL for recipe in known)
         overrides = dict.fromkeys(override for recipe in known for override in recipe.overrides if is_long)
@@ -60,6 +71,7 @@ class Letters:
         self._alike = Counter((recipe.name, len(recipe.overrides)) for recipe in dict.fromkeys(known))
 
     def __call__(self, recipe: Recipe | str) -> str:
+        recipe = self._shorter.get(recipe, recipe)
         if isinstance(recipe, str):
             return recipe
         if not recipe.overrides or not self._letters:
@@ -68,6 +80,7 @@ class Letters:
 
     def in_words(self, recipe: Recipe | str) -> str:
         """Return `fp8-fused (three options)`, for a sentence above the legend; one option is spelt out."""
+        recipe = self._shorter.get(recipe, recipe)
         if isinstance(recipe, str):
             return recipe
         number = len(recipe.overrides)
@@ -120,6 +133,7 @@ def _answer_of(rows: Sequence[Row]) -> dict[str, Any]:
     ratio = best.ratio if best else None
     return {
         "sentence": sentence_of(rows),
+        "second": " ".join(second_of(rows)) or None,
         "asides": asides_of(rows),
         "best": name_of(best.row, rows) if best and best.row else None,
         "runner_up": name_of(best.runner_up, rows) if best and best.runner_up else None,
@@ -141,8 +155,32 @@ def sentence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> str:
     return at_a_glance(*(f"{_clause(home, best, letters, short=short)}." for short in (False, True)))
 
 
+def second_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> list[str]:
+    """Return a sentence on the rows that may be better than the answer's, else on the second best.
+
+    Return none if the answer itself is about that row, or has no best.
+    """
+    home = at_home(rows)
+    best = best_of(home)
+    if best is None or best.row is None:
+        return []
+    named, runner_up = (id(best.first), id(best.second)), best.runner_up
+    rivals = [row for row in best.may_be_best if id(row) not in named]
+    is_next = runner_up is (rivals[0] if rivals else runner_up)
+    less = 100 - 100 / best.ratio.value if best.ratio and is_next else 0.0
+    behind = f", {less:.{0 if less >= 9.95 else 1}f}% less" if less >= 0.05 else ""
+    if rivals:
+        names = first_names([name_of(row, home, letters=letters) for row in rivals], _MOST_NAMES)
+        if len(rivals) == 1 and rivals[0].verdict.kind == NO_INTERVAL:
+            behind = f" ({rivals[0].verdict.reasons[0]})"
+        return [f"Not settled against {names}{behind}."]
+    if best.kind != BETTER or runner_up is None or id(runner_up) in named:
+        return []
+    return [f"Second: {name_of(runner_up, home, letters=letters)}{behind}; settled."]
+
+
 def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
-    """Return sentences on what stands beside the answer: rivals, unranked rows, batches, shared rows."""
+    """Return sentences on what stands beside the answer: unranked rows, other batches, shared rows."""
     home = at_home(rows)
     best = best_of(home)
     return [
@@ -155,26 +193,69 @@ def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
     ]
 
 
-def letters_of(rows: Sequence[Row]) -> Letters:
-    """Return the letters for the recipes of `rows`, from the best on."""
+def convergence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> str | None:
+    """Return a note on the best row if it is not known to train as well as the reference."""
+    best = best_of(at_home(rows))
+    if best is None or best.first.setup.sample_unit == FORWARD_ONLY:
+        return None
+    recipe, convergence = best.first.setup.recipe, best.first.validity.convergence
+    base = next((row.setup.recipe for row in rows if row.is_baseline), recipe)
+    reference = convergence.reference or base
+    if convergence.verdict not in (CONVERGENCE_UNKNOWN, TOO_SHORT) or recipe == reference:
+        return None
+    why = f": {convergence.missing[0]}" if convergence.missing and not convergence.num_pairs else ""
+    names = {row.setup.recipe: letters(row.setup.known_recipe or row.setup.recipe) for row in rows}
+    return f"whether {names[recipe]} trains as well as {names.get(reference, reference)} is not known{why}"
+
+
+def shared_options(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the options that all of several recipes or variants have, if each has a name without them."""
+    options = {row.setup.recipe: _options(row) for row in rows}
+    common = set.intersection(*(set(of.items()) for of in options.values()))
+    named = [len(of) > len(common) for of in options.values()] if rows[0].setup.is_script else []
+    if len(options) < 2 or not all(named):
+        return {}
+    return {name: text for name, text in _options(rows[0]).items() if (name, text) in common}
+
+
+def _options(row: Row) -> dict[str, str]:
+    recipe = row.setup.known_recipe
+    return dict(row.setup.variant if row.setup.is_script else recipe.overrides if recipe else ())
+
+
+def letters_of(rows: Sequence[Row], *, under_heading: bool = False) -> Letters:
+    """Return the letters for the recipes of `rows`, from the best on.
+
+    under_heading: leave out the options that `heading` has.
+    """
     priced = all_priced(rows)
     ratios = {id(row): ratio.value for row in rows if (ratio := _ratio(row, priced))}
     ordered = sorted(rows, key=lambda row: -ratios.get(id(row), 0.0))
-    return Letters(row.setup.known_recipe or row.setup.recipe for row in ordered)
+    shared = shared_options(rows) if under_heading else {}
+    shorter: dict[Recipe | str, Recipe | str] = {}
+    for row in ordered:
+        recipe = row.setup.known_recipe or row.setup.recipe
+        others = [(name, text) for name, text in _options(row).items() if name not in shared]
+        if isinstance(recipe, Recipe):
+            shorter[recipe] = replace(recipe, overrides=tuple(others))
+        else:
+            shorter[recipe] = " ".join(map("=".join, others)) if shared else recipe
+    return Letters(shorter.values(), shorter=shorter)
 
 
-def answer(comparison: Comparison, *, lettered: bool = False) -> str:
+def answer(comparison: Comparison, *, lettered: bool = False, with_second: bool = False) -> str:
     """Return the answer, with a sentence on its own line for each workload.
 
-    lettered: count the options of a recipe that the overview below it spells in its legend.
+    lettered: count the options of a recipe that the overview below it spells in its legend. with_second: add
+    the sentence of `second_of` on a line of its own.
     """
-    sentences = {
-        workload: sentence_of(rows, letters_of(rows).in_words if lettered else NO_LETTERS)
-        for workload, rows in comparison.by_workload.items()
-    }
-    if len(sentences) == 1:
-        return next(iter(sentences.values()))
-    return "\n".join(f"{workload}: {sentence}" for workload, sentence in sentences.items())
+    lines = []
+    for workload, rows in comparison.by_workload.items():
+        letters = letters_of(rows, under_heading=True).in_words if lettered else NO_LETTERS
+        of, indent = (f"{workload}: ", "  ") if len(comparison.by_workload) > 1 else ("", "")
+        lines.append(f"{of}{sentence_of(rows, letters)}")
+        lines += [f"{indent}{sentence}" for sentence in second_of(rows, letters) if with_second]
+    return "\n".join(lines)
 
 
 def _clause(rows: Sequence[Row], best: Best | None, letters: Labels, *, short: bool = False) -> str:
@@ -248,22 +329,16 @@ def where_of(rows: Sequence[Row]) -> str:
 
 
 def _beside(rows: Sequence[Row], best: Best | None, letters: Letters) -> list[str]:
-    """Return sentences on the other rows that may be best, and on the best figure without a rank."""
+    """Return a sentence on the best figure without a rank, if it is above the answer's."""
     if best is None:
         return []
-    asides: list[str] = []
-    judged = [
-        name_of(row, rows, letters=letters) for row in best.may_be_best if row.verdict.kind != NO_INTERVAL
-    ]
-    if best.kind in (BETTER, WORSE) and len(judged) > 1:
-        asides.append(f"best is one of: {', '.join(judged)}")
     # If a row stands alone, the sentence itself mentions the others.
     kinds = {*_WHY_LEFT_OUT} if best.second else {NOT_RANKED}
     # A comparison by figures already includes rows without an interval.
     kinds -= {NO_INTERVAL} if best.kind == NO_INTERVAL else set()
     left_out = [row for row in rows if row.verdict.kind in kinds]
     other, aside = _shows_more(left_out, best, rows, all_priced(rows), letters)
-    return [*asides, f"{aside}, but {_WHY_LEFT_OUT[other.verdict.kind]}"] if other else asides
+    return [f"{aside}, but {_WHY_LEFT_OUT[other.verdict.kind]}"] if other else []
 
 
 def _of_others(rows: Sequence[Row], letters: Letters) -> list[str]:

@@ -15,11 +15,10 @@ from typing import Any
 
 from fastlaunch.analysis.best import Best, all_priced, at_home, best_of, ratio_of, script_command
 from fastlaunch.analysis.compare import Comparison, Row, rate_on_type
-from fastlaunch.analysis.convergence import MARGIN, REFERENCE, WITHIN, WORSE, curve, is_finite
+from fastlaunch.analysis.convergence import MARGIN, curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import TIE, UNRESOLVED
 from fastlaunch.analysis.suggest import place_of, submit_command
-from fastlaunch.analysis.validity import FORWARD_ONLY
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
@@ -33,6 +32,7 @@ from fastlaunch.report.text import (
     Letters,
     amount_of,
     asides_of,
+    convergence_of,
     dated,
     decisive_notes,
     dollars,
@@ -40,6 +40,7 @@ from fastlaunch.report.text import (
     name_of,
     number,
     rate_of,
+    second_of,
     sentence_of,
     shown_cost,
     shown_rate,
@@ -259,24 +260,11 @@ def _figure(best: Best | None) -> str | None:
     return f"{times(first.value / second.value)}x" if first and second else None
 
 
-def _convergence(best: Best | None, rows: Sequence[Row]) -> str | None:
-    """Return a sentence on the best row if it is not known to train as well as the reference."""
-    if best is None or best.first.setup.sample_unit == FORWARD_ONLY:
-        return None
-    recipe, convergence = best.first.setup.recipe, best.first.validity.convergence
-    base = next((row.setup.recipe for row in rows if row.is_baseline), recipe)
-    reference = convergence.reference or base
-    if convergence.verdict in (WITHIN, WORSE, REFERENCE) or recipe == reference:
-        return None
-    why = f": {convergence.missing[0]}" if convergence.missing and not convergence.num_pairs else ""
-    return f"Whether {recipe} trains as well as {reference} is not known{why}."
-
-
 def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, Any]:
     """Return a workload's section: `data` for the scripts, and the texts of the page."""
     rate_unit = rate_of(rows[0])[1]
     unit, _, period = rate_unit.partition("/")
-    letters = letters_of(rows)
+    letters = letters_of(rows, under_heading=True)
     names = {id(row): name_of(row, rows, letters=letters) for row in rows}
     ordered, best = in_order(rows), best_of(at_home(rows))
     columns = [column for column in columns_of(rows, letters=letters) if column.is_summary]
@@ -326,7 +314,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "columns": [(column.name, column.at_price) for column in columns],
         "answer": sentence_of(rows, letters.in_words),
         "figure": _figure(best),
-        "convergence": _convergence(best, rows),
+        "convergence": f"{unknown[0].upper()}{unknown[1:]}." if (unknown := convergence_of(rows)) else None,
         "cheaper": _cheaper(best, rows, predicted, unit),
         "verdict": _VERDICT,
         "legend": letters.legend(),
@@ -356,7 +344,11 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "num_drawn": len(data["runs"]),
         "num_runs": sum(row.num_runs for row in rows),
         "details": [_detail(row, names[id(row)], given.own_region) for row in ordered],
-        "notes": [*asides_of(rows, letters), *decisive_notes(ordered, rows, letters)],
+        "notes": [
+            *second_of(rows, letters.in_words),
+            *asides_of(rows, letters),
+            *decisive_notes(ordered, rows, letters),
+        ],
         "data": data,
     }
 
