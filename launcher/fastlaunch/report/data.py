@@ -61,13 +61,17 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 def rows_to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return rows as plain data, by the keys of their columns."""
     columns = [column for column in columns_of(rows) if column.key]
-    return [{column.key or "": _plain(column.value(row)) for column in columns} for row in rows]
+    return [{column.key or "": _plain(_positive(column.value(row))) for column in columns} for row in rows]
+
+
+def _positive(value: object) -> object:
+    """Return the value; None for a quantity that an absurd record made 0."""
+    return None if isinstance(value, Interval) and value.value <= 0 else value
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Interval):
-        # An absurd record may make a quantity 0.
-        return quantity_to_json(value) if value.value > 0 else None
+        return quantity_to_json(value)
     if isinstance(value, Convergence):
         return convergence_to_json(value)
     if isinstance(value, HeldOut):
@@ -145,15 +149,7 @@ def quantity_to_json(quantity: Interval | None) -> dict[str, float | None] | Non
 
 def fields_to_json(item: object, *names: str) -> dict[str, Any]:
     """Return these attributes of an object as plain data."""
-    values = {name: getattr(item, name) for name in names}
-    return {
-        name: quantity_to_json(value)
-        if isinstance(value, Interval)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for name, value in values.items()
-    }
+    return {name: _plain(getattr(item, name)) for name in names}
 
 
 def place_to_json(row: Row) -> dict[str, Any]:
