@@ -141,6 +141,17 @@ def test_other_gpus_or_more_of_them_are_refused(
     assert str(raised.value.hint).endswith(hint)
 
 
+def test_the_refusal_of_other_gpus_names_what_charges_every_row() -> None:
+    both = [
+        run_with(num_gpus=1, recipe=recipe, device_name=gpu)
+        for recipe, gpu in (("bf16", H100), ("fp32", H200))
+    ]
+    with pytest.raises(UserError) as raised:
+        compared(*both, price_as=(ChargedAs(instance="p5.4xlarge"),))
+    charges = str(raised.value.hint).split("--price-as ")[1:]
+    compared(*both, price_as=tuple(ChargedAs.parse(charge.strip()) for charge in charges))
+
+
 def test_a_share_is_hypothetical() -> None:
     one, eighth = run_with(num_gpus=1), Fraction(1, 8)
     charged = price(one, price_as=(replace(P5, share=eighth),))

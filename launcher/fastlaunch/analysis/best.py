@@ -13,11 +13,10 @@ from fastlaunch.analysis.differences import Differences, RunTime
 from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.notes import uneven_note
 from fastlaunch.analysis.pooling import newest_version, run_times
-from fastlaunch.analysis.pricing import ChargedAs, PriceRequest, cheapest_with, reciprocal
+from fastlaunch.analysis.pricing import reciprocal
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
 from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
-from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.measure.summary import Interval, Setup
 
 #: Rounds of a new session, and how many times as long its runs are.
@@ -304,16 +303,3 @@ def _terms(setup: Setup) -> tuple[object, ...]:
     recipe = setup.known_recipe
     overrides = recipe.overrides if recipe else ()
     return overrides, setup.batch_size_per_gpu, setup.num_gpus, setup.data, setup.sequence_length
-
-
-def instances_to_charge(rows: Sequence[Row], request: PriceRequest, catalogue: Catalogue) -> list[ChargedAs]:
-    """Return instances at whose prices all unpriced `rows` can be charged; empty if some row cannot."""
-    kinds = dict.fromkeys((row.setup.device_name, row.setup.num_gpus // row.setup.num_nodes) for row in rows)
-    charges = [
-        cheapest_with(
-            catalogue.accelerator_of_device(device_name) if device_name else None, num, request, catalogue
-        )
-        for device_name, num in kinds
-    ]
-    known = dict.fromkeys(charge for charge in charges if charge is not None)
-    return [] if None in charges else list(known)

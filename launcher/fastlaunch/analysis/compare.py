@@ -228,10 +228,11 @@ def compare(
 
     rows: list[Row] = []
     baselines = {}
+    setups = [group.setup for group in groups]
     for workload, of_workload in workloads.items():
         charged_at = []
         for group in of_workload:
-            price, warning = price_row(group, prices, catalogue)
+            price, warning = price_row(group, prices, catalogue, beside=setups)
             warnings += [warning] if warning else []
             charged_at.append(price)
         priced = list(zip(of_workload, charged_at, strict=True))

@@ -5,6 +5,7 @@ Every function keeps the interval, if there is one.
 
 import datetime
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -100,10 +101,13 @@ class PriceRequest:
             )
 
 
-def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tuple[Price | None, str | None]:
+def price_row(
+    group: Group, request: PriceRequest, catalogue: Catalogue, *, beside: Iterable[Setup] = ()
+) -> tuple[Price | None, str | None]:
     """Return the price of a row's node, or None if unknown, and a warning or None.
 
-    Raises UserError for a row that cannot be charged as requested.
+    beside: what all rows ran. Raises UserError for a row that cannot be charged as requested, with what would
+    charge all.
     """
     service, region, purchase = group.runs[0].offer
     if request.usd_per_hour is not None:
@@ -119,7 +123,7 @@ def price_row(group: Group, request: PriceRequest, catalogue: Catalogue) -> tupl
         )
         return given, None
     if request.price_as:
-        return _priced_as(group, request, catalogue), None
+        return _priced_as(group, request, catalogue, [*beside] or [group.setup]), None
     stored = {c.price for c in group.runs if c.price is not None}
     if stored and request.as_of is None:
         latest = max(stored, key=lambda price: price.as_of)
@@ -169,10 +173,48 @@ def cheapest_with(
     )
 
 
+def instances_to_charge(
+    setups: Iterable[Setup], request: PriceRequest, catalogue: Catalogue
+) -> list[ChargedAs]:
+    """Return instances at whose prices all `setups` can be charged; empty if some setup cannot."""
+    kinds = {(one.device_name or one.instance, _gpus_per_node(one)): one for one in setups}
+    charges = [
+        cheapest_with(accelerator_of(setup, catalogue), number, request, catalogue)
+        for (_, number), setup in kinds.items()
+    ]
+    known = dict.fromkeys(charge for charge in charges if charge is not None)
+    return [] if None in charges else list(known)
+
+
+def price_as_options(charges: Iterable[ChargedAs]) -> list[str]:
+    """Return the options that charge runs at the prices of these instances."""
+    return [word for charge in charges for word in ("--price-as", str(charge))]
+
+
+def _gpus_per_node(setup: Setup) -> int:
+    return setup.num_gpus // setup.num_nodes
+
+
+def _charging(setups: Sequence[Setup], request: PriceRequest, catalogue: Catalogue) -> str:
+    """Return what charges all setups, or at least the first one."""
+    for some in (setups, setups[:1]):
+        if charges := instances_to_charge(some, request, catalogue):
+            return f"charge the GPUs that were used: {' '.join(price_as_options(charges))}"
+    return _NO_INSTANCE
+
+
 def _charge_of(
-    group: Group, request: PriceRequest, num_gpus: int, used: str, catalogue: Catalogue
+    group: Group,
+    request: PriceRequest,
+    num_gpus: int,
+    used: str,
+    catalogue: Catalogue,
+    charging: Callable[[], str],
 ) -> ChargedAs:
-    """Return the instance to charge a row as. num_gpus, used: the number of its GPUs per node, their name."""
+    """Return the instance to charge a row as.
+
+    num_gpus, used: the number of its GPUs per node, their name. charging: what would charge all rows.
+    """
     charges = request.price_as
     if len(charges) == 1:
         return charges[0]
@@ -184,20 +226,24 @@ def _charge_of(
         if catalogue.accelerators[instance.accelerator].name == used and is_large_enough:
             fitting.append((number, charge))
     if not fitting:
-        cheapest = cheapest_with(accelerator_of(group.setup, catalogue), num_gpus, request, catalogue)
         raise UserError(
             f"{group.setup.recipe} ran on {num_gpus} x {used}, which none of"
             f" {', '.join(map(str, charges))} has",
-            f"name one that has, too: --price-as {cheapest}" if cheapest else _NO_INSTANCE,
+            charging(),
         )
     return min(fitting, key=lambda fit: fit[0])[1]
 
 
-def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Price:
+def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue, setups: Sequence[Setup]) -> Price:
     accelerator = accelerator_of(group.setup, catalogue)
     used = accelerator.name if accelerator else group.setup.device_name or "an unknown device"
-    num_gpus = group.setup.num_gpus // group.setup.num_nodes
-    charge = _charge_of(group, request, num_gpus, used, catalogue)
+    num_gpus = _gpus_per_node(group.setup)
+
+    def charging() -> str:
+        others = [setup for setup in setups if setup is not group.setup]
+        return _charging([group.setup, *others], request, catalogue)
+
+    charge = _charge_of(group, request, num_gpus, used, catalogue, charging)
     name = charge.instance
     instance = catalogue.instance(name)
     price = catalogue.price(name, region=request.region, on=request.as_of or request.today)
@@ -208,8 +254,7 @@ def _priced_as(group: Group, request: PriceRequest, catalogue: Catalogue) -> Pri
         if used == charged and num_gpus <= instance.num_accelerators:
             share = Fraction(num_gpus, instance.num_accelerators)
             return f"choose other runs, or charge the share that they used: --price-share {share}"
-        cheapest = cheapest_with(accelerator, num_gpus, request, catalogue)
-        return f"charge the GPUs that it used: --price-as {cheapest}" if cheapest else _NO_INSTANCE
+        return charging()
 
     if charge.share is None:
         if used != charged or num_gpus != instance.num_accelerators:

@@ -302,9 +302,9 @@ def _next(comparison: "Comparison") -> str | None:
 
 def prices_to_add(comparison: "Comparison") -> list[str]:
     """Return the options that give runs a price if none has one; empty if they need none."""
-    from fastlaunch.analysis.best import instances_to_charge
+    from fastlaunch.analysis.pricing import instances_to_charge, price_as_options
 
     if any(row.price for row in comparison.rows):
         return []
-    charges = instances_to_charge(comparison.rows, comparison.request, comparison.catalogue)
-    return [word for charge in charges for word in ("--price-as", str(charge))]
+    setups = [row.setup for row in comparison.rows]
+    return price_as_options(instances_to_charge(setups, comparison.request, comparison.catalogue))
