@@ -69,7 +69,7 @@ class Assumptions:
     pull_s: float = _assumed(300.0, "fetching code, image and inputs", _NEVER_MEASURED, once_a_machine=True)
     build_s: float = _assumed(23.0, "building model and data", _SHIPPED)
     compile_s: float = _assumed(20.0, "compiling, by a recipe that compiles", _SHIPPED)
-    warmup_s: float = _assumed(2.0, "by how much the first steps are slower, together", _SHIPPED)
+    warmup_s: float = _assumed(1.6, "by how much the first steps are slower, together", _SHIPPED)
     evaluation_s: float = _assumed(0.0, "one evaluation on held-out data", _NEVER_MEASURED)
     evaluations: float = _assumed(0.0, "how many of them", "none is asked for")
     checkpoint_s: float = _assumed(5.0, "for which the steps stop for one checkpoint", _NEVER_MEASURED)
