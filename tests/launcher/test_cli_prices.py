@@ -29,7 +29,7 @@ PRICE = {
     "quota": None,
     "inferred": False,
     "secondary": False,
-    "source": "AWS price list, us-east-1, generated 2026-07-20",
+    "source": "AWS price list, us-east-1",
     "buying": None,
 }
 

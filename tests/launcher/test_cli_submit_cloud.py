@@ -182,10 +182,10 @@ def test_the_expected_cost_is_that_of_estimate_with_its_evidence(
     known = changed(like, **timing, build_s=10.0, boot_s=40.0, pull_s=60.0)
     with open_ledger(load_settings()) as ledger:
         ledger.add_imported([(known, None)], submission_id=ledger.add_submission(""))
-    # Known answer: 100 + 2 x (10 + 20) s and two warm-ups of 2 s, with the volume.
+    # Known answer: 100 + 2 x (10 + 20) s and two warm-ups of 1.6 s, with the volume.
     found, estimate = said("--recipe", "bf16", "--repeats", "2")
     assert (found["jobs"][0]["evidence"], estimate.rate.evidence) == ("measured", "measured")
-    seconds = 100 + 2 * (10 + 20 + 2)
+    seconds = 100 + 2 * (10 + 20 + 1.6)
     assert found["hours"]["value"] == pytest.approx(seconds / 3600)
     assert found["usd"]["value"] == pytest.approx(seconds / 3600 * 55.086, rel=1e-3)
     assert "probably $2.5" in cost_of(capsys, "--recipe", "bf16", "--repeats", "2")

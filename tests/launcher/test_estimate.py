@@ -324,7 +324,7 @@ def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(sizes: dict[str,
     sizes["hf-lora:llama-3.1-8b"] = LLAMA_8B
     lora = partial(fastlaunch.estimate, "hf-lora:llama-3.1-8b", tokens="50M")
     assert re.search(
-        r"batch 1 per GPU, [\d,]+ tokens/s and \$[\d.]+ per million tokens; ", lora("p5.4xlarge").subject
+        r"batch 1 per GPU, [\d,]+ tokens/s, in all \$[\d.]+ per million tokens; ", lora("p5.4xlarge").subject
     )
     found = lora("g6e.xlarge", recipe="liger").to_json()
     assert (found["evidence"], found["batch_size_per_gpu"], found["sequence_length"]) == (

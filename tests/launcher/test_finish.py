@@ -146,7 +146,7 @@ def test_what_is_not_known_is_assumed() -> None:
     assert finish.cost is not None
     evidence = {part.name: part.evidence for part in finish.cost.parts}
     assert evidence["build"] == evidence["steps"] == "measured"
-    assert finish.cost.assumed_s == {"boot": 180, "pull": 300, "warmup": 2}
+    assert finish.cost.assumed_s == {"boot": 180, "pull": 300, "warmup": 1.6}
 
 
 VOLUME = VolumePrice(

@@ -33,7 +33,16 @@ import fastlaunch
 from fastlaunch.analysis.configurations import Configuration, Scope, configurations
 from fastlaunch.analysis.cost import Assumptions, Purchase, cost_of, training_of
 from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
-from fastlaunch.analysis.rate import Evidence, Finder, Origin, Query, Rate, peak_flops, subject_of
+from fastlaunch.analysis.rate import (
+    Evidence,
+    Finder,
+    Origin,
+    Query,
+    Rate,
+    peak_flops,
+    subject_of,
+    times_as_fast,
+)
 from fastlaunch.analysis.recommend import (
     Choices,
     Limits,
@@ -54,6 +63,7 @@ from fastlaunch.lifecycle.model_size import counted_size, model_size
 from fastlaunch.lifecycle.world import default_context as fastlaunch_world
 from fastlaunch.measure.published import shipped_workloads
 from fastlaunch.measure.summary import Interval
+from fastlaunch.report.recommendation import why
 from fastlaunch.report.text import MOST_WORDS
 from fastlaunch_train.recipes.recipes import RECIPES, recipe_of
 
@@ -974,7 +984,7 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
             ),
             "Settled against the runner-up, p5.4xlarge with bf16-fused: $",
         ),
-        (("--prices-as-of", "2026-07-20"), "Not settled by these ranges (compare may tell): the runner-up, "),
+        (("--prices-as-of", "2026-07-20"), "Settled against the runner-up, "),
         (
             ("--prices-as-of", "2023-11-15", "--batch-equivalent", "--allow-unverified"),
             "Not settled, for want of a range: the runner-up, ",
@@ -986,7 +996,21 @@ def test_the_second_line_says_whether_the_pick_is_settled_against_the_runner_up(
 ) -> None:
     _, whole = screen(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only", *options)
     assert whole.split("\n\n")[1].startswith(second_line)
-    assert "Measure next" not in whole
+    assert "It pays to measure" not in whole
+
+
+def test_two_of_one_machine_are_told_apart_by_the_rounds_that_both_ran() -> None:
+    found = fastlaunch.recommend("vit-huge", "100M", measured_only=True, prices_as_of="2026-07-20")
+    pick, second = found.pick, found.runner_up
+    assert pick and second and second.overlaps(pick) and not second.may_cost_less_than(pick)
+    assert re.search(r"^Settled against the runner-up, .*, by rounds that both ran\.$", " ".join(why(found)))
+    rate = second.configuration.rate
+    alone = replace(second, configuration=replace(second.configuration, rate=replace(rate, row=None)))
+    assert (
+        alone.may_cost_less_than(pick)
+        and times_as_fast(pick.configuration.rate, alone.configuration.rate) is None
+    )
+    assert any("since the ranges overlap" in text for text in why(replace(found, runner_up=alone)))
 
 
 def test_a_sweep_is_not_proposed_on_gpus_that_are_too_small(

@@ -225,5 +225,5 @@ def test_a_script_without_torch_is_told_the_extra_and_what_came_after_it_takes_o
     after = replace(a_run(RunState.CANCELLED), id="later", ending=Ending.EARLIER_FAILED)
     print_runs([failed, after, replace(after, id="last")], output="table")
     printed = capsys.readouterr()
-    assert "Not started after these failures: 2 planned runs." in printed.out and "later" not in printed.out
+    assert "2 planned runs were not started." in printed.out and "later" not in printed.out
     assert "  pip install 'fastlaunch[train]'" in printed.err.splitlines()

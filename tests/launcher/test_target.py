@@ -98,8 +98,8 @@ def test_a_run_is_there_with_the_first_evaluation_that_says_so() -> None:
 
 def test_where_no_run_shows_how_long_a_part_takes_it_is_assumed() -> None:
     (row,) = rows(run("bf16", 1, {200: 0.95}, instance="p5.48xlarge", num_warmup_steps=None))
-    assert row.assumed_s == {"boot": 180, "pull": 300, "warmup": 2}
-    assert row.runs[0].time_s == pytest.approx(180 + 300 + 2 + 8 + 200 + 2)
+    assert row.assumed_s == {"boot": 180, "pull": 300, "warmup": 1.6}
+    assert row.runs[0].time_s == pytest.approx(180 + 300 + 1.6 + 8 + 200 + 2)
     assert row.runs[0].unknown == ("boot", "pull", "warmup")
 
 

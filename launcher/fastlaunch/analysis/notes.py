@@ -118,11 +118,6 @@ def script_warnings(groups: Sequence[Group]) -> Iterator[str]:
         if rows:
             which = "" if len(rows) == len(groups) else f", {listed([row.setup.recipe for row in rows])}"
             yield f"{groups[0].setup.workload}{which}: compared {how}"
-    if not any(run.quality.evals for group in groups for run in group.summaries):
-        yield (
-            f"{groups[0].setup.workload} records no held-out loss, so nobody knows which rows train as well:"
-            " record it with fl.evaluate(loss=...)"
-        )
 
 
 def _schemas(row: Group, what: str) -> list[str]:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, OWN_SOURCE, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
-from fastlaunch.analysis.differences import MACHINE
+from fastlaunch.analysis.differences import MACHINE, Differences
+from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.memory import FineTuning, ModelSize, fine_tuning
-from fastlaunch.analysis.pooling import BARE_STEP
+from fastlaunch.analysis.pooling import BARE_STEP, run_times
 from fastlaunch.analysis.pricing import accelerator_of, scaled
+from fastlaunch.analysis.statistics import LEVEL
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, identify
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
@@ -150,6 +152,22 @@ def rate_of_row(row: Row) -> Rate | None:
 
 def _measured_on(row: Row) -> str:
     return max(run.summary.environment.measured_on or "" for run in row.runs)
+
+
+def times_as_fast(rate: Rate, other: Rate) -> Interval | None:
+    """Return how many times as fast the first rate is, at 95%, by rounds in which both were measured.
+
+    None without such rounds, or if their scatter is unknown.
+    """
+    if rate.row is None or other.row is None:
+        return None
+    groups = (rate.row.group, other.row.group)
+    runs = [time for number, group in enumerate(groups) for time in run_times(group, number)]
+    differences = Differences(runs)
+    if not differences.is_linked(0, 1) or (difference := differences.between(0, 1)) is None:
+        return None
+    low, high = difference.limits(LEVEL * share_of_both(runs, 0, 1))
+    return Interval(value=math.exp(difference.value), low=math.exp(low), high=math.exp(high))
 
 
 @dataclass(frozen=True, kw_only=True)

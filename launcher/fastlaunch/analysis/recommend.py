@@ -18,7 +18,7 @@ from fastlaunch.analysis.configurations import Configuration, LeftOut
 from fastlaunch.analysis.cost import SPOT, Assumptions, Cost, Purchase, Training, cost_of, training_of
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
-from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate
+from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate, times_as_fast
 from fastlaunch.analysis.spot import forecast_spot, steps_between
 from fastlaunch.analysis.suggest import Place, rented, submit_command
 from fastlaunch.core.errors import UserError
@@ -63,8 +63,26 @@ class Choice:
         return self.configuration.instance
 
     def may_cost_less_than(self, other: "Choice") -> bool:
-        """Return whether its range begins below the end of the other's."""
+        """Return whether it may be the cheaper of the two.
+
+        If both were measured in the same rounds, these tell, as in a comparison, unless start-up outweighs
+        the steps; else the two ranges, which contain what machines differ by.
+        """
+        if self._place == other._place and self.usd >= other.usd:
+            faster = times_as_fast(other.configuration.rate, self.configuration.rate)
+            if faster is not None and faster.low is not None and faster.low > 1:
+                return False
+        return self.overlaps(other)
+
+    def overlaps(self, other: "Choice") -> bool:
+        """Return whether the range of its cost begins below the end of the other's."""
         return _ends(self.total.usd)[1] < _ends(other.total.usd)[2]
+
+    @property
+    def _place(self) -> tuple[object, ...]:
+        """Return what decides the price and the GPUs."""
+        query, price = self.configuration.query, self.purchase.price
+        return self.instance, query.num_nodes, query.num_gpus, price.purchase, price.service, price.region
 
 
 @dataclass(frozen=True, kw_only=True)

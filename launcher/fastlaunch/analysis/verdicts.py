@@ -238,8 +238,7 @@ def _classify(pair: _Pair) -> tuple[str, Sequence[str], int | None]:
     if pair.difference is None or looked is None:
         is_of_base = len(pair.base.group.runs) < 2 <= len(pair.row.group.runs)
         why = _why_no_interval(pair.base.group if is_of_base else pair.row.group)
-        are_single = is_single(pair.base.group) and is_single(pair.row.group)
-        number = _MORE_OF_ONE if are_single else None
+        number = _MORE_OF_ONE if _is_measured(pair.base.group) and _is_measured(pair.row.group) else None
         return NO_INTERVAL, [f"the baseline has no interval: {why}" if is_of_base else why], number
     if looked.kind != UNRESOLVED:
         return looked.kind, [], None
@@ -313,7 +312,11 @@ def _percents(deviations: tuple[float, float]) -> str:
 
 def is_single(group: Group) -> bool:
     """Return whether the row is one run, whose time is known."""
-    return len(group.runs) == 1 and bool(group.log_times) and group.first.setup.kind == "records"
+    return len(group.runs) == 1 and _is_measured(group)
+
+
+def _is_measured(group: Group) -> bool:
+    return bool(group.log_times) and group.first.setup.kind == "records"
 
 
 def _why_no_interval(group: Group) -> str:

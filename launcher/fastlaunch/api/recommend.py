@@ -217,7 +217,7 @@ def recommend(
                 warnings.append(_no_candidate(name, has_price=name in priced))
     warnings += known.warnings
     if candidates.origin is Origin.SHIPPED and candidates.rows:
-        warnings.append(f"no GPU run of {workload} in the ledger: shipped figures count")
+        warnings.append(f"no GPU run of {workload} in your ledger: what fastlaunch's authors measured counts")
     result = analysis.recommend(
         choices,
         Limits(deadline_hours=hours, budget_usd=max_cost_usd),

@@ -257,15 +257,21 @@ def paid_usd_per_hour(price: Price | None, settings: Settings) -> float | None:
 
 
 def age_note(dates: Iterable[datetime.date], today: datetime.date) -> str | None:
-    """Return how old the oldest of the prices used is, and what to type; None where none is old.
+    """Return how old the prices used are, and what to type; None where none is old.
 
     dates: `as_of` of the prices.
     """
-    oldest = min(dates, default=today)
+    used = [*dates]
+    oldest, newest = min(used, default=today), max(used, default=today)
     age_days = (today - oldest).days
     if age_days <= OLD_PRICE_DAYS:
         return None
-    return f"prices are up to {age_days} days old ({oldest}): `{UPDATE_COMMAND}`"
+    ages = (
+        f"{age_days} days old ({oldest})"
+        if oldest == newest
+        else f"{(today - newest).days} to {age_days} days old"
+    )
+    return f"prices are {ages}: `{UPDATE_COMMAND}`"
 
 
 def check_age(dates: Iterable[datetime.date], today: datetime.date, max_age: datetime.timedelta) -> None:

@@ -25,6 +25,10 @@ FIGURES = "fp8-experiment.csv"
 OLD, NEW, RECIPE = "p4d.24xlarge", "p5.48xlarge", "bf16"
 #: The demo shows the shipped records of this workload on one H100, charged as this instance, which has one.
 WORKLOAD, DEVICE, CHARGED_AS = "vit-huge", "NVIDIA H100 80GB HBM3", "p5.4xlarge"
+_PUBLISHED = (
+    f"A published experiment of {THEN:%Y}, not to be compared with the rows above: {RECIPE} on eight A100"
+    " (p4d) and on eight H100 (p5)"
+)
 
 
 @click.command(
@@ -67,7 +71,7 @@ def demo(in_full: bool) -> None:
             "\n".join(map(wrapped, answer(measured, lettered=True, with_second=True).splitlines())),
             charged,
             as_overview(ranked, width=width, most_notes=1),
-            f"A published experiment: {RECIPE} on eight A100 (p4d) and on eight H100 (p5)\n{changes}",
+            f"{wrapped(_PUBLISHED)}\n{changes}",
             _prices_table(then, now, width),
             more_text(num_more, "fastlaunch demo --all"),
         ]
@@ -165,4 +169,4 @@ def _pair(comparison: "Comparison") -> "tuple[Row, Row]":
 
 def _fewer(row: "Row", other: "Row") -> str:
     assert row.cost.samples_per_usd is not None and other.cost.samples_per_usd is not None
-    return f"{100 * (1 - row.cost.samples_per_usd.value / other.cost.samples_per_usd.value):.1f}%"
+    return f"{100 * (1 - row.cost.samples_per_usd.value / other.cost.samples_per_usd.value):.0f}%"

@@ -88,9 +88,11 @@ def status(runs: tuple[str, ...], output: str) -> int:
         return code
     if view.runs:
         # A run that was asked for is shown in any case.
-        needed = [live for live in view.runs if runs or not live.run.is_unneeded]
+        needed = [live for live in view.runs if runs or not live.run.is_unstarted]
         rows = [run_row(live.run, note=live.in_words()) for live in needed]
-        print_run_rows(rows, num_unneeded=len(view.runs) - len(needed))
+        num_unneeded = 0 if runs else sum(live.run.is_unneeded for live in view.runs)
+        num_unstarted = len(view.runs) - len(needed) - num_unneeded
+        print_run_rows(rows, num_unneeded=num_unneeded, num_unstarted=num_unstarted)
         of = "" if runs else " under way or of the last submission"
         states = states_text([live.run for live in needed])
         click.echo(f"{counted(len(rows), 'run')}{of}{': ' if rows else ''}{states}.")

@@ -210,6 +210,9 @@ def _run(argv: list[str], obj: object) -> int:
             elif error.option_name in (*OPTION_SYNONYMS, *_GPU_OPTIONS):
                 # It means nothing here, and an option with a similar name would mislead.
                 error = click.UsageError(error.message, error.ctx)
+            elif error.ctx.command.name == "submit" and "--" not in argv:
+                script = "A script's command, with its options, comes after --."
+                error = click.UsageError(f"{error.format_message()} {script}", error.ctx)
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):

@@ -198,7 +198,7 @@ def _shorten(
 
 
 def print_run_rows(
-    rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0, num_after_failed: int = 0
+    rows: Sequence[Mapping[str, Any]], *, num_unneeded: int = 0, num_unstarted: int = 0
 ) -> None:
     """Print rows as `run_row` makes them, how many planned runs have none, and an empty line."""
     # Both follow from the step time.
@@ -208,8 +208,9 @@ def print_run_rows(
     if num_unneeded:
         verb = "was" if num_unneeded == 1 else "were"
         lines.append(f"{counted(num_unneeded, 'planned run')} {verb} not needed.")
-    if num_after_failed:
-        lines.append(f"Not started after these failures: {counted(num_after_failed, 'planned run')}.")
+    if num_unstarted:
+        verb = "was" if num_unstarted == 1 else "were"
+        lines.append(f"{counted(num_unstarted, 'planned run')} {verb} not started.")
     print_table("\n".join([*lines, ""]))
 
 
@@ -234,8 +235,9 @@ def runs_sentence(runs: Sequence["Run"], answer: str | None) -> str:
         at = _why_not(runs)
         why = "no run has ended" if at is None else runs[at].reason or _problem(runs[at].summary)
         return f"No step time: {why}."
-    missing = sum(not run.is_unneeded for run in runs) - len(measured)
-    note = f"; {missing} of {len(runs)} runs gave no step time" if missing else ""
+    num_started = sum(not run.is_unstarted for run in runs)
+    missing = num_started - len(measured)
+    note = f"; {missing} of {counted(num_started, 'run')} gave no step time" if missing else ""
     profiled = {recipe: summary.profile for recipe, summary in measured if summary.profile}
     parts = [f"\n{_parts_of(recipe, profile)}." for recipe, profile in profiled.items()]
     return f"{answer.removesuffix('.')}{note}.{''.join(parts)}"
@@ -283,16 +285,15 @@ def print_runs(runs: "Sequence[Run]", *, output: str, answer: str | None = None)
         click.echo(json.dumps(document, indent=2))
     else:
         rows = [{**run_row(run), "recipe": name} for run, name in zip(runs, _names(runs), strict=True)]
-        if (
-            not any(run.summary and run.summary.is_measured for run in runs)
-            and (at := _why_not(runs)) is not None
-        ):
-            # The sentence below gives this reason.
+        is_measured = any(run.summary and run.summary.is_measured for run in runs)
+        at = None if is_measured else _why_not(runs)
+        # The sentence below gives the reason, which several runs may share.
+        if at is not None and sum(row["note"] == rows[at]["note"] for row in rows) == 1:
             rows[at]["note"] = None
         started = [row for row, run in zip(rows, runs, strict=True) if not run.is_unstarted]
         num_unneeded = sum(run.is_unneeded for run in runs)
-        num_after_failed = len(runs) - len(started) - num_unneeded
-        print_run_rows(started, num_unneeded=num_unneeded, num_after_failed=num_after_failed)
+        num_unstarted = len(runs) - len(started) - num_unneeded
+        print_run_rows(started, num_unneeded=num_unneeded, num_unstarted=num_unstarted)
         print_text(runs_sentence(runs, answer))
         print_models(runs)
         for name, texts in _uncounted(runs).items():

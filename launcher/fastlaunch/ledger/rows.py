@@ -80,8 +80,9 @@ class Run:
 
     @property
     def is_unstarted(self) -> bool:
-        """Whether it was not started, as its row was settled or an earlier run of its recipe failed."""
-        return self.is_unneeded or self.ending is Ending.EARLIER_FAILED
+        """Whether it never began, as its row was settled, an earlier run failed, or the user stopped all."""
+        is_stopped = self.state is RunState.CANCELLED and self.ending is Ending.STOPPED
+        return self.is_unneeded or is_stopped or self.ending is Ending.EARLIER_FAILED
 
 
 @dataclass(frozen=True, kw_only=True)

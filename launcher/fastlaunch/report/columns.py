@@ -187,7 +187,7 @@ def columns_of(
         ),
         RowColumn(
             RATIO,
-            lambda row: row.verdict.in_own_batch.ratio or row.verdict.in_own_batch.speed_ratio,
+            lambda row: _shown_ratio(row, is_priced=True) or _shown_ratio(row, is_priced=False),
             format=_ratio_text,
             align="right",
             is_summary=True,

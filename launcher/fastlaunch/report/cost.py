@@ -62,11 +62,11 @@ def usd_text(cost: Cost, *, what: str) -> str:
 
 
 def tokens_text(rate: Rate, usd: float, samples: float) -> str:
-    """Return `13,300 tokens/s and $0.0912 per million tokens`; empty if the workload has no tokens."""
+    """Return `13,300 tokens/s, in all $0.0912 per million tokens`; empty if the workload has no tokens."""
     per_s, per_million = rate.tokens_per_s, rate.usd_per_million_tokens(usd, samples)
     if per_s is None or per_million is None:
         return ""
-    return f"{per_s.value:,.0f} tokens/s and ${number(per_million)} per million tokens"
+    return f"{per_s.value:,.0f} tokens/s, in all ${number(per_million)} per million tokens"
 
 
 def hours_text(hours: float) -> str:

@@ -10,7 +10,7 @@ from fastlaunch.analysis.anchors import CLASS_MEANINGS
 from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Evidence, Rate, in_one_part
-from fastlaunch.analysis.recommend import Choice, Recommendation
+from fastlaunch.analysis.recommend import Choice, Limits, Recommendation
 from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
@@ -28,6 +28,7 @@ from fastlaunch.report.text import (
     at_a_glance,
     bulleted,
     dollars,
+    doubt_of,
     more_text,
     number,
 )
@@ -48,7 +49,6 @@ _IN_WORDS = {
 _NOTES = {
     "open": "range overlaps",
     "front": "all else is dearer or slower",
-    "over": "may exceed the deadline or the budget",
 }
 _BOUGHT = {"spot": "as spot", "capacity-block": "in a capacity block", TRAINING_PLAN: "in a training plan"}
 
@@ -89,6 +89,9 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
         "train": recommendation.command if recommendation.pick else None,
     }
     lines_of = [command_lines(command, width, name) for name, command in commands.items() if command]
+    like = recommendation.job.like.setup
+    if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
+        lines_of.append("# with synthetic data, and nothing is kept: add --data and --checkpoint-every")
     below.append("\n".join(lines_of))
     # A short screen has no lines to spare.
     parts.append(("\n\n" if in_full else "\n").join(filter(None, below)))
@@ -113,7 +116,18 @@ def _heading(recommendation: Recommendation, lines: Sequence[Choice]) -> str:
     if tokens:
         heading = f"{job.samples * tokens:,.0f} tokens in {heading}"
     batches = {choice.configuration.global_batch for choice in lines}
-    return heading if len(batches) > 1 else f"{heading}, global batch {batches.pop():,}"
+    batch = "" if len(batches) > 1 else f", global batch {batches.pop():,}"
+    limits = _limits(recommendation.limits)
+    return f"{heading}{batch}{f', within {limits}' if limits else ''}"
+
+
+def _limits(limits: Limits) -> str:
+    """Return `48 h and $40`; empty without limits."""
+    wanted = [
+        *([hours_text(limits.deadline_hours)] if limits.deadline_hours is not None else []),
+        *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
+    ]
+    return " and ".join(wanted)
 
 
 def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> str:
@@ -131,12 +145,8 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         answer = f"Nothing can be recommended for {job.workload}"
         return at_a_glance(*(f"{answer}: {why}." for why in _why_nothing(recommendation)))
     limits, closest = recommendation.limits, _closest(recommendation)
-    wanted = [
-        *([f"{hours_text(limits.deadline_hours)}"] if limits.deadline_hours is not None else []),
-        *([f"${dollars(limits.budget_usd)}"] if limits.budget_usd is not None else []),
-    ]
     verb = "take" if limits.deadline_hours is not None else "cost"
-    answer = f"No choice is certain to {verb} at most {' and '.join(wanted)}"
+    answer = f"No choice is certain to {verb} at most {_limits(limits)}"
     if closest is None:
         return f"{answer}."
     name = _named(closest, recommendation, letters)
@@ -192,11 +202,11 @@ def why(
             yield "More machines may be faster: --max-nodes K."
     if pick is None:
         return
-    yield from _how_sure(recommendation, pick, letters)
+    yield from _how_sure(recommendation, pick, letters, in_full=in_full)
     if not in_full:
         return
     if tokens := tokens_text(pick.configuration.rate, pick.usd, pick.samples):
-        yield f"It trains at {tokens}, all included."
+        yield f"It trains at {tokens}."
     measured = recommendation.cheapest_measured
     if measured is not None and measured not in (pick, recommendation.runner_up):
         name = _named(measured, recommendation, letters)
@@ -210,11 +220,16 @@ def why(
         )
 
 
-def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
-    """Yield whether the pick is settled against the runner-up, and against the rival if it is another."""
+def _how_sure(
+    recommendation: Recommendation, pick: Choice, letters: Labels, *, in_full: bool
+) -> Iterator[str]:
+    """Yield whether the pick is settled against the runner-up, in full also against a rival of another type.
+
+    Else the table marks the rival as open.
+    """
     runner_up, rival, tells = recommendation.runner_up, recommendation.rival, ""
     # Only one measurement is proposed.
-    if rival is not None and recommendation.experiment is None:
+    if in_full and rival is not None and recommendation.experiment is None:
         run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
         tells = f"; {run} would tell, at more than it saves on average"
     is_open = False
@@ -222,18 +237,17 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
         named = f"the runner-up, {_named(runner_up, recommendation, letters)}"
         costs = f"{usd_text(runner_up.total, what='')}, {_in_table(runner_up.configuration.rate)}"
         is_open = runner_up.may_cost_less_than(pick)
-        if is_open:
-            known = ", on weaker evidence" if runner_up.usd < pick.usd else ""
+        if is_open and runner_up.usd < pick.usd:
             of_rival = tells if rival and rival.choice is runner_up else ""
-            rates = (choice.configuration.rate for choice in (pick, runner_up))
-            # Both ranges contain what machines differ by.
-            are_measured = all(rate.evidence.is_measured for rate in rates)
-            by = " by these ranges (compare may tell)" if are_measured else ""
-            yield f"Not settled{by}: {named}, may be cheaper{known}: {costs}{of_rival}."
+            yield f"Not settled: {named}, may be cheaper, on weaker evidence: {costs}{of_rival}."
+        elif is_open:
+            of_rival = tells if rival and rival.choice is runner_up else ""
+            yield f"Not settled, since the ranges overlap: {named}: {costs}{of_rival}."
         elif runner_up.total.usd.low is None or pick.total.usd.low is None:
             yield f"Not settled, for want of a range: {named}: {costs}."
         else:
-            yield f"Settled against {named}: {costs}."
+            by = ", by rounds that both ran" if runner_up.overlaps(pick) else ""
+            yield f"Settled against {named}: {costs}{by}."
     if rival is not None and rival.choice is not runner_up and tells:
         other = _named(rival.choice, recommendation, letters)
         yield f"{'Nor' if is_open else 'Not settled'} against {other}{tells}."
@@ -250,9 +264,9 @@ def _experiment(recommendation: Recommendation, letters: Letters, *, in_full: bo
     what = "the pick itself" if is_pick else _named(choice, recommendation, letters.in_words)
     where = "" if in_full or not experiment.command else " (--all)"
     return (
-        f"Measure next: {what}, {hours_text(experiment.hours)} for ${dollars(experiment.usd)}: changes the"
-        f" pick with probability {100 * experiment.probability:.0f}%, saves ${dollars(experiment.saves_usd)}"
-        f" on average{where}."
+        f"It pays to measure {what} first, {hours_text(experiment.hours)} for ${dollars(experiment.usd)}:"
+        f" that changes the pick with probability {100 * experiment.probability:.0f}% and saves"
+        f" ${dollars(experiment.saves_usd)} on average{where}."
     )
 
 
@@ -444,11 +458,15 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: 
     words = "; ".join(_words(recommendation, lines, in_full=in_full))
     notes = [words] if words else []
     on_one = " on one GPU" if any(choice.configuration.query.num_gpus > 1 for choice in lines) else ""
-    notes += (
-        f"too small for {need.recipe}{on_one} ({number(need.total_gib)} GiB): {', '.join(need.too_small)}"
-        for need in recommendation.memory[:1]
-        if need.too_small and not in_full
-    )
+    # Those of the table hold another recipe.
+    gpus = {identify(choice.configuration.query.instance.accelerator) for choice in lines}
+    in_table = {gpu.name for gpu in gpus if gpu}
+    for need in recommendation.memory[:1]:
+        too_small = [name for name in need.too_small if name not in in_table]
+        if too_small and not in_full:
+            notes.append(
+                f"too small for {need.recipe}{on_one} ({number(need.total_gib)} GiB): {', '.join(too_small)}"
+            )
     shown = lines if in_full else [choice for choice in lines if choice is recommendation.pick]
     notes += dict.fromkeys(
         f"{price.purchase} prices of {price.as_of} are a third party's: `{UPDATE_COMMAND}`"
@@ -470,9 +488,8 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: 
         for text in (choice.configuration.assumption, choice.configuration.rate.assumption)
         if text
     )
-    like = recommendation.job.like.setup
-    if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
-        notes.append("the commands use synthetic data and save nothing: --data, --checkpoint-every")
+    row = recommendation.pick and recommendation.pick.configuration.rate.row
+    notes += doubt_of(row, recommendation.job.like.setup) if row else []
     if not in_full:
         return notes
     if lines and not recommendation.job.steps_only:
@@ -510,7 +527,8 @@ def _words(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: 
     elif classes:
         yield f"class {', '.join(classes)}: predicted"
     notes = {_note(choice, recommendation, in_full=in_full) for choice in lines}
-    yield from (f"{note}: {meaning}" for note, meaning in _NOTES.items() if note in notes)
+    meanings = {**_NOTES, "over": f"may exceed {_limits(recommendation.limits)}"}
+    yield from (f"{note}: {meaning}" for note, meaning in meanings.items() if note in notes)
     if any(choice.configuration.query.num_parts > 1 for choice in lines):
         yield "/N: batch in N parts"
 

@@ -118,7 +118,8 @@ def _section(
             if timed := [row for row in rows if any(column.text(row) for column in of_part)]:
                 parts.append(f"{title}\n{grid(timed, part)}")
         parts += _kernels(rows, width)
-    parts.append(bulleted([*asides_of(rows), *notes], width))
+    doubts = [] if brief else convergence_of(rows)
+    parts.append(bulleted([*doubts, *asides_of(rows), *notes], width))
     if num_hidden:
         parts.append(f"({counted(num_hidden, 'note')} left out by --brief)")
     return "\n\n".join(part for part in parts if part)
@@ -286,8 +287,8 @@ def _overview(rows: Sequence[Row], brief: bool, width: int, most_notes: int) -> 
         columns.insert(columns.index(ratio), bar)
     notes = decisive_notes(chosen, rows, letters, brief=brief)
     if not brief:
-        of_best = [unknown] if (unknown := convergence_of(rows, letters)) else []
-        notes = [*of_best, *asides_of(rows, letters), *_of_pairs(chosen, others[0], shares), *notes]
+        asides = asides_of(rows, letters, with_batches=False)
+        notes = [*convergence_of(rows, letters), *asides, *_of_pairs(chosen, others[0], shares), *notes]
     parts = [
         heading(rows, width),
         table(chosen, columns, width, rule=True, missing=NOTHING, titles=titles),

@@ -24,7 +24,7 @@ from fastlaunch.catalog.hardware import identify
 from fastlaunch.catalog.prices import Price
 from fastlaunch.core.tables import WIDTH
 from fastlaunch.core.units import counted, first_names
-from fastlaunch.measure.summary import VERSION, Interval
+from fastlaunch.measure.summary import VERSION, Interval, Setup
 from fastlaunch_train.recipes.recipe import Recipe
 from fastlaunch_train.recipes.recipes import OVERRIDABLE
 
@@ -179,8 +179,8 @@ def second_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> list[str]:
     return [f"Second: {name_of(runner_up, home, letters=letters)}{behind}; settled."]
 
 
-def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
-    """Return sentences on what stands beside the answer: unranked rows, other batches, shared rows."""
+def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS, *, with_batches: bool = True) -> list[str]:
+    """Return sentences on what stands beside the answer: unranked rows, shared rows, and other batches."""
     home = at_home(rows)
     best = best_of(home)
     return [
@@ -188,24 +188,34 @@ def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS) -> list[str]:
         *(_of_others(rows, letters) if len(home) < len(rows) else []),
         *(
             f"global batch {batch}: {_clause(of, best_of(of), letters)}"
-            for batch, of in batches_of(home).items()
+            for batch, of in (batches_of(home).items() if with_batches else ())
         ),
     ]
 
 
-def convergence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> str | None:
+def convergence_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> list[str]:
     """Return a note on the best row if it is not known to train as well as the reference."""
     best = best_of(at_home(rows))
-    if best is None or best.first.setup.sample_unit == FORWARD_ONLY:
-        return None
-    recipe, convergence = best.first.setup.recipe, best.first.validity.convergence
-    base = next((row.setup.recipe for row in rows if row.is_baseline), recipe)
-    reference = convergence.reference or base
-    if convergence.verdict not in (CONVERGENCE_UNKNOWN, TOO_SHORT) or recipe == reference:
-        return None
+    base = next((row for row in rows if row.is_baseline), None)
+    return doubt_of(best.first, base.setup, letters) if best and base else []
+
+
+def doubt_of(row: Row, base: Setup, letters: Labels = NO_LETTERS) -> list[str]:
+    """Return a note that the row is not known to train as well as the reference, and why; none if it is.
+
+    base: stands for a reference that is missing.
+    """
+    convergence = row.validity.convergence
+    reference = convergence.reference or base.recipe
+    is_known = convergence.verdict not in (CONVERGENCE_UNKNOWN, TOO_SHORT)
+    if is_known or row.setup.sample_unit == FORWARD_ONLY or row.setup.recipe == reference:
+        return []
     why = f": {convergence.missing[0]}" if convergence.missing and not convergence.num_pairs else ""
-    names = {row.setup.recipe: letters(row.setup.known_recipe or row.setup.recipe) for row in rows}
-    return f"whether {names[recipe]} trains as well as {names.get(reference, reference)} is not known{why}"
+    names = {setup.recipe: letters(setup.known_recipe or setup.recipe) for setup in (base, row.setup)}
+    name = names[row.setup.recipe]
+    records_none = row.setup.is_script and not row.validity.held_out
+    how = "; record it with fl.evaluate(loss=...)" if records_none else ""
+    return [f"whether {name} trains as well as {names.get(reference, reference)} is not known{why}{how}"]
 
 
 def shared_options(rows: Sequence[Row]) -> dict[str, str]:
@@ -654,8 +664,9 @@ def decisive_notes(
     by_note = {note: of for note, of in by_note.items() if not brief or note.kind in _BRIEF}
     ranked = [row for row in shown if row.verdict.is_ranked and not row.is_baseline]
     everyone = ranked if len(ranked) > 1 else []
+    prices = "; ".join(price_notes(rows))
     return [
-        *price_notes(rows),
+        *([prices] if prices else []),
         *(
             _named(note, of, rows, everyone=everyone, most=_MOST_NAMES, letters=letters)
             for note, of in by_note.items()

@@ -19,7 +19,7 @@ from fastlaunch.analysis.convergence import MARGIN, curve, is_finite
 from fastlaunch.analysis.pricing import reciprocal, scaled
 from fastlaunch.analysis.statistics import TIE, UNRESOLVED
 from fastlaunch.analysis.suggest import place_of, submit_command
-from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, OTHER_BATCH
 from fastlaunch.catalog.prices import Catalogue, Price
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.steptime import RankSeries
@@ -315,7 +315,7 @@ def _section(given: PageInput, workload: str, rows: Sequence[Row]) -> dict[str, 
         "answer": sentence_of(rows, letters.in_words),
         "second": " ".join(second_of(rows, letters.in_words)),
         "figure": _figure(best),
-        "convergence": f"{unknown[0].upper()}{unknown[1:]}." if (unknown := convergence_of(rows)) else None,
+        "convergence": "".join(f"{doubt[0].upper()}{doubt[1:]}." for doubt in convergence_of(rows)),
         "cheaper": _cheaper(best, rows, predicted, unit),
         "verdict": _VERDICT,
         "legend": letters.legend(),
@@ -366,8 +366,8 @@ def _cheaper(best: Best | None, rows: Sequence[Row], predicted: Sequence[Predict
         return None
     cost = costs[id(cheapest)]
     limits = f", 90% range {of}" if (of := cost.range_text(dollars)) else ""
-    amount = f"${dollars(cost.value)} for a million {unit}{limits}"
-    what = f"Not measured, but predicted to cost less: {_short(cheapest, predicted)}"
+    amount = f"${dollars(cost.value)} for a million {unit}{limits}, against ${dollars(usd.value)}"
+    what = f"Not measured, and may cost less: {_short(cheapest, predicted)}"
     for row in rows:
         is_same = (row.setup.known_recipe, row.price and row.price.instance) == (
             cheapest.recipe,
@@ -465,6 +465,8 @@ def _row_data(row: Row, name: str, colours: Callable[[Recipe | str], str]) -> di
 
 def _is_base(base: Row, row: Row) -> bool:
     """Return whether the row's ratio on the page is to `base`."""
+    if row.verdict.in_own_batch.kind == OTHER_BATCH:
+        return False
     if row.verdict.in_batch is None:
         return base.is_baseline
     alike = (row.setup.global_batch, row.setup.sequence_length)
