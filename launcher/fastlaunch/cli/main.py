@@ -201,18 +201,18 @@ def _run(argv: list[str], obj: object) -> int:
         click.echo(error_lines(printable_message(error.message), hint, width), err=True)
         return error.exit_code
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption) and error.ctx:
-            known = {name for param in error.ctx.command.get_params(error.ctx) for name in param.opts}
+        if isinstance(error, click.NoSuchOption) and (within := error.ctx):
+            known = {name for param in within.command.get_params(within) for name in param.opts}
             ours = [text for text in _ours(error.option_name, argv) if text.partition(" ")[0] in known]
             if ours:
                 meant = " or ".join(map(repr, ours))
-                error = click.UsageError(f"{error.message} Did you mean {meant}?", error.ctx)
+                error = click.UsageError(f"{error.message} Did you mean {meant}?", within)
             elif error.option_name in (*OPTION_SYNONYMS, *_GPU_OPTIONS):
                 # It means nothing here, and an option with a similar name would mislead.
-                error = click.UsageError(error.message, error.ctx)
-            elif error.ctx.command.name == "submit" and "--" not in argv:
+                error = click.UsageError(error.message, within)
+            elif within.command.name == "submit" and "--" not in argv:
                 script = "A script's command, with its options, comes after --."
-                error = click.UsageError(f"{error.format_message()} {script}", error.ctx)
+                error = click.UsageError(f"{error.format_message()} {script}", within)
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):

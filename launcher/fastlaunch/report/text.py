@@ -167,8 +167,7 @@ def second_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> list[str]:
     named, runner_up = (id(best.first), id(best.second)), best.runner_up
     rivals = [row for row in best.may_be_best if id(row) not in named]
     is_next = runner_up is (rivals[0] if rivals else runner_up)
-    less = 100 - 100 / best.ratio.value if best.ratio and is_next else 0.0
-    behind = f", {less:.{0 if less >= 9.95 else 1}f}% less" if less >= 0.05 else ""
+    behind = _less(best.ratio) if best.ratio and is_next else ""
     if rivals:
         names = first_names([name_of(row, home, letters=letters) for row in rivals], _MOST_NAMES)
         if len(rivals) == 1 and rivals[0].verdict.kind == NO_INTERVAL:
@@ -177,6 +176,17 @@ def second_of(rows: Sequence[Row], letters: Labels = NO_LETTERS) -> list[str]:
     if best.kind != BETTER or runner_up is None or id(runner_up) in named:
         return []
     return [f"Second: {name_of(runner_up, home, letters=letters)}{behind}; settled."]
+
+
+def _less(ratio: Interval) -> str:
+    """Return `, 1.6% less (95% interval 0.9 to 2.3%)`; without the interval if it is not all below."""
+    value, *limits = (100 - 100 / of if of else 0.0 for of in (ratio.value, ratio.low, ratio.high))
+    digits = 0 if value >= 9.95 else 1
+    if value < 0.05:
+        return ""
+    low, high = (f"{limit:.{digits}f}" for limit in limits)
+    interval = f" (95% interval {low} to {high}%)" if min(limits) > 0 and low != high else ""
+    return f", {value:.{digits}f}% less{interval}"
 
 
 def asides_of(rows: Sequence[Row], letters: Letters = NO_LETTERS, *, with_batches: bool = True) -> list[str]:
