@@ -229,6 +229,15 @@ def test_another_tools_option_leads_to_ours(capsys: pytest.CaptureFixture[str], 
     assert f"Did you mean '{ours}'?" in capsys.readouterr().err
 
 
+def test_an_option_of_a_script_leads_to_the_dashes_before_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["python", "cnn.py", "--layout", "{layout}"]
+    for argv, is_told in ((command, True), (["--layuot", "--", *command], False)):
+        assert run(["submit", "--local", "-L", "layout=a,b", *argv]) == 2
+        assert ("comes after --." in capsys.readouterr().err) is is_told
+
+
 def test_another_tools_option_that_means_nothing_here_leads_nowhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

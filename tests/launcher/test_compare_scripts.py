@@ -187,6 +187,12 @@ def test_single_runs_and_uneven_steps_get_a_command_too() -> None:
     assert command is not None
     assert shlex.split(command)[2:] == ["--add-to", "s1", "--local", *given, "2", "--", *COMMAND]
 
+    # Stopped in its second round.
+    command = more_runs_command(
+        compared(rows({"amp": "fp32"}, 0.1, 0.1), rows({"amp": "bf16"}, 0.09)).rows, own_region="us-east-1"
+    )
+    assert command is not None and shlex.split(command)[3 : -len(COMMAND)] == [*given, "2", "--"]
+
     def open_verdict(**of_steps: Any) -> list[Row]:
         noisy = {"device_name": "AMD EPYC", **of_steps}
         return compared(

@@ -1013,6 +1013,13 @@ def test_two_of_one_machine_are_told_apart_by_the_rounds_that_both_ran() -> None
     assert any("since the ranges overlap" in text for text in why(replace(found, runner_up=alone)))
 
 
+def test_a_pick_that_is_not_known_to_train_as_well_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _, whole = screen(capsys, "--workload", "hf-lora:llama-2-7b", "--tokens", "200M", "--measured-only")
+    assert "whether fp8-frozen trains as well as bf16 is not known: " in " ".join(whole.split())
+    _, whole = screen(capsys, "--workload", "vit-huge", "--samples", "100M", "--measured-only")
+    assert "trains as well" not in whole
+
+
 def test_a_sweep_is_not_proposed_on_gpus_that_are_too_small(
     capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
 ) -> None:

@@ -217,6 +217,27 @@ def test_planned_runs_that_were_not_needed_take_one_line(
     assert capsys.readouterr().out == "1 planned run was not needed.\n\n"
 
 
+def test_runs_that_a_stop_kept_from_starting_take_one_line_and_are_not_missed(
+    summary: RunSummary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = replace(
+        a_run(RunState.INTERRUPTED), id="begun", ending=Ending.STOPPED, reason="stopped by Ctrl-C"
+    )
+    later = [replace(stopped, state=RunState.CANCELLED, id=f"later-{number}") for number in range(13)]
+    print_runs([run(summary), stopped, *later], output="table", answer="bf16 gives 160 images/s.")
+    printed = capsys.readouterr().out
+    assert "13 planned runs were not started." in printed and "later" not in printed
+    assert printed.rstrip().endswith("; 1 of 2 runs gave no step time.")
+
+
+def test_several_runs_with_one_reason_all_show_it(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = [replace(a_run(RunState.FAILED), id=f"r{number}", reason="too few steps") for number in range(3)]
+    print_runs(failed, output="table")
+    assert capsys.readouterr().out.count("too few steps") == 4
+    print_runs(failed[:1], output="table")
+    assert capsys.readouterr().out.count("too few steps") == 1
+
+
 def test_a_script_without_torch_is_told_the_extra_and_what_came_after_it_takes_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,7 +131,10 @@ def test_the_large_number_is_there_too_where_the_baseline_is_best(tmp_path: Path
 def test_the_second_best_is_named_below_the_answer() -> None:
     assert run(["runs", "import", str(MEASUREMENTS / "gpt2-xsmall-graph-h100")]) == 0
     head = text_of(page(price_as="p5.4xlarge")).partition("<main>")[0]
-    assert re.search(r"bf16 \(95% interval .*?</p>\s*<p>Second: graph, \d\d% less \(95% interval [^<]*\); settled\.</p>", head)
+    assert re.search(
+        r"bf16 \(95% interval .*?</p>\s*<p>Second: graph, \d\d% less \(95% interval [^<]*\); settled\.</p>",
+        head,
+    )
 
 
 def test_a_cheaper_prediction_is_named_below_the_answer_and_colours_agree(tmp_path: Path) -> None:
