@@ -211,7 +211,8 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
         ),
         (
             [*SETTLED, *runs("te-fp8", 0.05, 0.0501, 0.0499)],
-            r"te-fp8 on H200 gives 1,280 images/s, .*\)\.\nSecond: compile, 38% less \(95% interval 37 to 38%\); settled\.",
+            r"te-fp8 on H200 gives 1,280 images/s, .*\)\."
+            r"\nSecond: compile, 38% less \(95% interval 37 to 38%\); settled\.",
         ),
         (
             [*runs("bf16", 0.1, 0.102, 0.101), *runs("tf32", 0.102, 0.1, 0.1)],
