@@ -180,6 +180,12 @@ def test_more_rounds_are_of_the_best_and_its_rival_if_they_are_not_settled() -> 
     assert command is not None and re.search(r"--recipe (tf32,te-fp8|te-fp8,tf32) ", command)
 
 
+def test_a_script_that_records_no_held_out_loss_is_told_how() -> None:
+    faster = compared(rows({"amp": "fp32"}, 0.2, 0.2001), rows({"amp": "bf16"}, 0.1, 0.101))
+    note = "no held-out loss was recorded at the end; record it with fl.evaluate(loss=...)"
+    assert note in " ".join(as_overview(faster).split()) and note in " ".join(as_table(faster).split())
+
+
 def test_single_runs_and_uneven_steps_get_a_command_too() -> None:
     single = compared(rows({"amp": "fp32"}, 0.1), rows({"amp": "bf16"}, 0.09)).rows
     given = ["-L", "amp=fp32,bf16", "--repeats"]
