@@ -92,7 +92,7 @@ UP_TO_120 = (
 )
 MAX_LINES = 40
 #: Where the answer stands first, and has to be seen when the command ends.
-MAX_LINES_IN = dict.fromkeys(("recommend", "recommend-lora", "recommend-deadline", "estimate"), 28)
+MAX_LINES_IN = dict.fromkeys(("recommend", "recommend-lora", "recommend-deadline", "estimate"), 30)
 #: Details that were asked for.
 LONG = ("compare-all", "recipes", "help", "submit-help", "runs-show", "recommend-all")
 #: Which decides how old prices are.

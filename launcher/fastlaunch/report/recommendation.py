@@ -65,7 +65,7 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
     letters = Letters(in_one_part(choice.configuration.query.recipe) for choice in named)
     reasons = [
         *why(recommendation, letters.in_words, in_full=in_full),
-        _experiment(recommendation, letters, in_full=in_full),
+        _experiment(recommendation, letters),
     ]
     parts = [
         filled(sentence(recommendation, letters.in_words), width),
@@ -84,8 +84,8 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
     below.append(bulleted(_notes(recommendation, lines, in_full=in_full), width))
     experiment = recommendation.experiment
     commands = {
-        "measure": experiment.command if in_full and experiment else None,
         "image": recommendation.build,
+        "measure": experiment.command if experiment else None,
         "train": recommendation.command if recommendation.pick else None,
     }
     lines_of = [command_lines(command, width, name) for name, command in commands.items() if command]
@@ -137,8 +137,9 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
         once = ", in one run" if rate.row and is_single(rate.row.group) else ""
+        advice = "Train on" if recommendation.experiment is None else "Best so far is"
         return at_a_glance(
-            f"Train on {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
+            f"{advice} {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
             f"{name}: {_costs(pick)}, {rate.evidence_text}{once}.",
         )
     if not recommendation.num_choices:
@@ -223,10 +224,7 @@ def why(
 def _how_sure(
     recommendation: Recommendation, pick: Choice, letters: Labels, *, in_full: bool
 ) -> Iterator[str]:
-    """Yield whether the pick is settled against the runner-up, in full also against a rival of another type.
-
-    Else the table marks the rival as open.
-    """
+    """Yield whether the pick is settled against the runner-up, and against the rival if it is another."""
     runner_up, rival, tells = recommendation.runner_up, recommendation.rival, ""
     # Only one measurement is proposed.
     if in_full and rival is not None and recommendation.experiment is None:
@@ -248,12 +246,13 @@ def _how_sure(
         else:
             by = ", by rounds that both ran" if runner_up.overlaps(pick) else ""
             yield f"Settled against {named}: {costs}{by}."
-    if rival is not None and rival.choice is not runner_up and tells:
+    if rival is not None and rival.choice is not runner_up and recommendation.experiment is None:
         other = _named(rival.choice, recommendation, letters)
-        yield f"{'Nor' if is_open else 'Not settled'} against {other}{tells}."
+        costs = f"{usd_text(rival.choice.total, what='')}, {_in_table(rival.choice.configuration.rate)}"
+        yield f"{'Nor' if is_open else 'Not settled'} against {other}: {costs}{tells}."
 
 
-def _experiment(recommendation: Recommendation, letters: Letters, *, in_full: bool) -> str:
+def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     experiment = recommendation.experiment
     if recommendation.pick is None or (experiment is None and recommendation.rival is not None):
         return ""
@@ -262,11 +261,10 @@ def _experiment(recommendation: Recommendation, letters: Letters, *, in_full: bo
     choice = experiment.choice
     is_pick = choice is recommendation.pick
     what = "the pick itself" if is_pick else _named(choice, recommendation, letters.in_words)
-    where = "" if in_full or not experiment.command else " (--all)"
     return (
         f"It pays to measure {what} first, {hours_text(experiment.hours)} for ${dollars(experiment.usd)}:"
-        f" that changes the pick with probability {100 * experiment.probability:.0f}% and saves"
-        f" ${dollars(experiment.saves_usd)} on average{where}."
+        f" that changes the pick with probability {100 * experiment.probability:.0f}% and, its own cost"
+        f" counted, saves ${dollars(experiment.saves_usd - experiment.usd)} on average."
     )
 
 
