@@ -94,10 +94,10 @@ class Queues:
 
     def job(self, name: str) -> ServiceJob:
         """The newest service job of this name."""
-        return [job for job in self.service_jobs.values() if job.request["jobName"] == name][-1]
+        return [job for job in [*self.service_jobs.values()] if job.request["jobName"] == name][-1]
 
     def live(self) -> list[ServiceJob]:
-        return [job for job in self.service_jobs.values() if job.status not in _ENDED]
+        return [job for job in [*self.service_jobs.values()] if job.status not in _ENDED]
 
     def settle(self) -> None:
         """Follow the training jobs, and give jobs their turn."""
@@ -171,7 +171,7 @@ class Queues:
         if len(asked["serviceRequestPayload"].encode()) > _MAX_PAYLOAD:
             return _error(request, "serviceRequestPayload is too large")
         token = asked.get("clientToken")
-        if any(job.request.get("clientToken") == token for job in self.service_jobs.values()):
+        if any(job.request.get("clientToken") == token for job in [*self.service_jobs.values()]):
             return _error(request, f"A job with clientToken {token} was submitted already")
         from moto_server import ACCOUNT
 
@@ -213,7 +213,7 @@ class Queues:
         names = [value for each in asked.get("filters", ()) for value in each["values"]]
         summaries = [
             self._summary(job)
-            for job in self.service_jobs.values()
+            for job in [*self.service_jobs.values()]
             if job.queue is queue
             and self._is_shown(job)
             and (

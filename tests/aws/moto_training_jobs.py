@@ -106,7 +106,7 @@ class TrainingJobs:
 
     def live(self) -> list[Job]:
         """The jobs that are in progress or stopping."""
-        return [job for job in self.jobs.values() if job.is_live]
+        return [job for job in [*self.jobs.values()] if job.is_live]
 
     def move(self, name: str, *secondary: str, message: str | None = None) -> None:
         """Let a job in progress go through these: Pending, Downloading, Training, Interrupted, ..."""
