@@ -1000,17 +1000,19 @@ def test_the_second_line_says_whether_the_pick_is_settled_against_the_runner_up(
 
 
 def test_two_of_one_machine_are_told_apart_by_the_rounds_that_both_ran() -> None:
-    found = fastlaunch.recommend("vit-huge", "100M", measured_only=True, prices_as_of="2026-07-20")
-    pick, second = found.pick, found.runner_up
+    recommended = fastlaunch.recommend("vit-huge", "100M", measured_only=True, prices_as_of="2026-07-20")
+    pick, second = recommended.pick, recommended.runner_up
     assert pick and second and second.overlaps(pick) and not second.may_cost_less_than(pick)
-    assert re.search(r"^Settled against the runner-up, .*, by rounds that both ran\.$", " ".join(why(found)))
+    assert re.search(
+        r"^Settled against the runner-up, .*, by rounds that both ran\.$", " ".join(why(recommended))
+    )
     rate = second.configuration.rate
     alone = replace(second, configuration=replace(second.configuration, rate=replace(rate, row=None)))
     assert (
         alone.may_cost_less_than(pick)
         and times_as_fast(pick.configuration.rate, alone.configuration.rate) is None
     )
-    assert any("since the ranges overlap" in text for text in why(replace(found, runner_up=alone)))
+    assert any("since the ranges overlap" in text for text in why(replace(recommended, runner_up=alone)))
 
 
 def test_a_pick_that_is_not_known_to_train_as_well_says_so(capsys: pytest.CaptureFixture[str]) -> None:

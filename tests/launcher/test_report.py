@@ -243,9 +243,9 @@ SETTLED = [*runs("bf16", *[0.1] * 3), *runs("compile", *[0.08] * 3)]
 def test_the_answer(candidates: list[MeasuredRun], sentence: str) -> None:
     comparison = compared(candidates)
     asides = [aside for rows in comparison.by_workload.values() for aside in asides_of(rows)]
-    told = answer(comparison, with_second=True)
-    assert re.fullmatch(sentence, "\n".join([told, *asides]))
-    assert all(len(line.split()) <= MOST_WORDS for line in told.splitlines())
+    text = answer(comparison, with_second=True)
+    assert re.fullmatch(sentence, "\n".join([text, *asides]))
+    assert all(len(line.split()) <= MOST_WORDS for line in text.splitlines())
 
 
 @pytest.mark.parametrize(

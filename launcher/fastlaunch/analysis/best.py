@@ -16,7 +16,7 @@ from fastlaunch.analysis.pooling import newest_version, run_times
 from fastlaunch.analysis.pricing import reciprocal
 from fastlaunch.analysis.statistics import BETTER, LEVEL, TIE, UNRESOLVED, WORSE
 from fastlaunch.analysis.suggest import next_seed, place_of, submit_command
-from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp
+from fastlaunch.analysis.verdicts import BASELINE, NO_INTERVAL, TRAINING, exp, ratio_between
 from fastlaunch.measure.summary import Interval, Setup
 
 #: Rounds of a new session, and how many times as long its runs are.
@@ -184,12 +184,8 @@ class Order:
             return of_best
         if self._kinds[best] == BASELINE and of_other is not None:
             return reciprocal(of_other)
-        difference = self._differences.between(best, other)
-        if difference is None:
-            return Interval(value=exp(self._ahead(best, other)))
-        # Rows with earlier looks have less of the level to spend.
-        low, high = difference.limits(LEVEL * share_of_both(self._runs, best, other))
-        return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
+        ratio = ratio_between(self._differences, self._runs, best, other)
+        return ratio or Interval(value=exp(self._ahead(best, other)))
 
     def _ahead(self, row: int, other: int) -> float:
         return self._differences.log_ratio(row, other)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from fastlaunch.analysis.anchors import CLASSES, MOST_OF_PEAK, OWN_SOURCE, Anchor, Config, config_of
 from fastlaunch.analysis.compare import Row, rate_on_type
 from fastlaunch.analysis.differences import MACHINE, Differences
-from fastlaunch.analysis.looks import share_of_both
 from fastlaunch.analysis.memory import FineTuning, ModelSize, fine_tuning
 from fastlaunch.analysis.pooling import BARE_STEP, run_times
 from fastlaunch.analysis.pricing import accelerator_of, scaled
-from fastlaunch.analysis.statistics import LEVEL
+from fastlaunch.analysis.verdicts import ratio_between
 from fastlaunch.catalog.hardware import Accelerator, InstanceType, identify
 from fastlaunch.catalog.prices import Catalogue
 from fastlaunch.core.units import counted
@@ -164,10 +163,7 @@ def times_as_fast(rate: Rate, other: Rate) -> Interval | None:
     groups = (rate.row.group, other.row.group)
     runs = [time for number, group in enumerate(groups) for time in run_times(group, number)]
     differences = Differences(runs)
-    if not differences.is_linked(0, 1) or (difference := differences.between(0, 1)) is None:
-        return None
-    low, high = difference.limits(LEVEL * share_of_both(runs, 0, 1))
-    return Interval(value=math.exp(difference.value), low=math.exp(low), high=math.exp(high))
+    return ratio_between(differences, runs, 0, 1) if differences.is_linked(0, 1) else None
 
 
 @dataclass(frozen=True, kw_only=True)

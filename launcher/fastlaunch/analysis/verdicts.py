@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, rounds_to_settle
-from fastlaunch.analysis.looks import Looked, look_through
+from fastlaunch.analysis.differences import LEAVES, SETTLES, Differences, RunTime, rounds_to_settle
+from fastlaunch.analysis.looks import Looked, look_through, share_of_both
 from fastlaunch.analysis.notes import (
     Note,
     NoteKind,
@@ -219,6 +219,19 @@ def _ratio(pair: _Pair, limits: tuple[float, float] | None, *, by_price: float) 
     if limits is None:
         return Interval(value=value)
     return Interval(value=value, low=exp(limits[0] - by_price), high=exp(limits[1] - by_price))
+
+
+def ratio_between(differences: Differences, runs: Sequence[RunTime], row: int, base: int) -> Interval | None:
+    """Return the ratio of `row` to `base` at 95%, or wider after several looks; None without an interval.
+
+    runs: those of `differences`.
+    """
+    difference = differences.between(row, base)
+    if difference is None:
+        return None
+    # Rows with earlier looks have less of the level to spend.
+    low, high = difference.limits(LEVEL * share_of_both(runs, row, base))
+    return Interval(value=exp(difference.value), low=exp(low), high=exp(high))
 
 
 def exp(logarithm: float) -> float:

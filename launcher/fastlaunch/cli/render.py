@@ -205,12 +205,10 @@ def print_run_rows(
     columns = keyed(RUN_HEADERS, {"samples_per_s": SPARE, "tokens_per_s": SPARE})
     width = shutil.get_terminal_size(fallback=(0, 1)).columns
     lines = [runs_table(rows, columns, width or None)] if rows else []
-    if num_unneeded:
-        verb = "was" if num_unneeded == 1 else "were"
-        lines.append(f"{counted(num_unneeded, 'planned run')} {verb} not needed.")
-    if num_unstarted:
-        verb = "was" if num_unstarted == 1 else "were"
-        lines.append(f"{counted(num_unstarted, 'planned run')} {verb} not started.")
+    for number, what in ((num_unneeded, "needed"), (num_unstarted, "started")):
+        if number:
+            verb = "was" if number == 1 else "were"
+            lines.append(f"{counted(number, 'planned run')} {verb} not {what}.")
     print_table("\n".join([*lines, ""]))
 
 

@@ -37,7 +37,7 @@ from fastlaunch.report.text import (
 _MOST_LINES, _FEW_LINES, _MOST_OVER, _MOST_NAMES = 14, 5, 5, 2
 _MOST_PUBLISHED = 3
 #: A screen shows a choice of the front only if it is faster by this share.
-_CLEARLY, _SAME = 0.03, 0.005
+_CLEARLY = 0.03
 #: Evidence in a sentence.
 _IN_WORDS = {
     "measured": "measured",
@@ -234,12 +234,11 @@ def _how_sure(
     if runner_up is not None:
         named = f"the runner-up, {_named(runner_up, recommendation, letters)}"
         costs = f"{usd_text(runner_up.total, what='')}, {_in_table(runner_up.configuration.rate)}"
+        of_rival = tells if rival and rival.choice is runner_up else ""
         is_open = runner_up.may_cost_less_than(pick)
         if is_open and runner_up.usd < pick.usd:
-            of_rival = tells if rival and rival.choice is runner_up else ""
             yield f"Not settled: {named}, may be cheaper, on weaker evidence: {costs}{of_rival}."
         elif is_open:
-            of_rival = tells if rival and rival.choice is runner_up else ""
             yield f"Not settled, since the ranges overlap: {named}: {costs}{of_rival}."
         elif runner_up.total.usd.low is None or pick.total.usd.low is None:
             yield f"Not settled, for want of a range: {named}: {costs}."

@@ -232,8 +232,9 @@ def shared_options(rows: Sequence[Row]) -> dict[str, str]:
     """Return the options that all of several recipes or variants have, if each has a name without them."""
     options = {row.setup.recipe: _options(row) for row in rows}
     common = set.intersection(*(set(of.items()) for of in options.values()))
-    named = [len(of) > len(common) for of in options.values()] if rows[0].setup.is_script else []
-    if len(options) < 2 or not all(named):
+    # A recipe has a name without its options, a variant has not.
+    is_nameless = rows[0].setup.is_script and any(len(of) == len(common) for of in options.values())
+    if len(options) < 2 or is_nameless:
         return {}
     return {name: text for name, text in _options(rows[0]).items() if (name, text) in common}
 
