@@ -20,7 +20,7 @@ from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate, times_as_fast
 from fastlaunch.analysis.spot import forecast_spot, steps_between
-from fastlaunch.analysis.suggest import Place, rented, submit_command
+from fastlaunch.analysis.suggest import ON_DISK, Place, reads, rented, submit_command
 from fastlaunch.core.errors import UserError
 from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary, Setup
 
@@ -35,6 +35,10 @@ _SURE, _NUM_SIMULATED, _MOST_SIMULATED = 0.95, 500, 40
 _NUM_CHEAPEST = 10
 #: `--max-hours` as a multiple of the upper end of a job's time.
 _MARGIN = 0.1
+#: What a measurement must save on average, beyond its price, to be proposed: it takes a person's time, too.
+WORTH_USD = 5.0
+#: Between the checkpoints of a training that nothing interrupts.
+_SAVE_EVERY_S = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +152,7 @@ class Task:
     assumptions: Assumptions
     steps_only: bool = False
     max_nodes: int = 1  # of one training
+    with_data: bool = True  # the command trains on data, the user's if `like` had none, and keeps checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,7 +474,7 @@ def break_even(pick: Choice, other: Choice, job: Task) -> BreakEven:
 
 
 def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> Experiment | None:
-    """Return the measurement with the largest net saving; None if none saves more than it costs.
+    """Return the measurement with the largest net saving; None if none saves WORTH_USD beyond its price.
 
     Measuring the pick replaces it if it turns out dearer than the next cheapest; measuring another choice
     makes it the pick if it turns out cheaper. The measured cost is lognormal with the choice's mean and
@@ -491,7 +496,7 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
         probability, saves_usd = expected_saving(
             choice.usd, deviation_of(choice), against_usd, dearer=is_pick
         )
-        worth_usd = best.saves_usd - best.usd if best else 0.0
+        worth_usd = best.saves_usd - best.usd if best else WORTH_USD
         if saves_usd <= worth_usd:
             continue
         cost = probe_total(choice, choices.job)
@@ -554,7 +559,10 @@ def probe_total(choice: Choice, job: Task) -> Cost:
 
 
 def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | None:
-    """Return the command to train or measure the choice; None for a script of unknown command."""
+    """Return the command to train or measure the choice; None for a script of unknown command.
+
+    A training reads data, for whose path the user fills in PATH, and keeps checkpoints.
+    """
     configuration, price = choice.configuration, choice.purchase.price
     hours = (probe_total(choice, job) if is_probe else choice.total).hours
     max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
@@ -570,14 +578,18 @@ def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | No
         batch_size_per_gpu=configuration.query.batch_size_per_gpu,
     )
     like = replace(job.like, num_steps=steps, setup=setup, quality=Quality(), checkpoints=Checkpoints())
-    if (every_s := choice.total.checkpoint_every_s) is not None:
-        every = steps_between(
-            every_s, configuration.samples_per_step / configuration.rate.samples_per_s.value
-        )
-        like = replace(like, checkpoints=Checkpoints(number=1, last_step=min(every, steps)))
+    data = reads(job.workload) if job.with_data and not is_probe else None
+    if data and setup.data not in ON_DISK:
+        like = replace(like, setup=replace(setup, data=data))
+    step_time_s = configuration.samples_per_step / configuration.rate.samples_per_s.value
+    every_s = choice.total.checkpoint_every_s
+    every = min(steps_between(every_s or _SAVE_EVERY_S, step_time_s), steps)
+    if every_s is not None:
+        like = replace(like, checkpoints=Checkpoints(number=1, last_step=every))
     if not setup.is_script:
         command = submit_command([like], [configuration.query.recipe], place=place, first_seed=0, repeats=1)
-        return f"{command.removesuffix(' --seed 0 --repeats 1')} --max-hours {max_hours}"
+        command = f"{command.removesuffix(' --seed 0 --repeats 1')} --max-hours {max_hours}"
+        return f"{command} --checkpoint-every {every}" if data and place.purchase != SPOT else command
     script = job.scripts.get(configuration.recipe)
     if script is None:
         return None

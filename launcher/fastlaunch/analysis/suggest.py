@@ -14,6 +14,8 @@ from fastlaunch_train.workloads.registry import WorkloadError, workload_info
 #: On spot, `submit` requires checkpoints. For runs without them, propose a quarter of their steps, at most
 #: this, as `submit` does.
 _MOST_BETWEEN_CHECKPOINTS = 500
+#: The sources of data that have a path.
+ON_DISK = ("folder", "file")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,17 @@ def next_seed(runs: Iterable[RunSummary]) -> int:
 def seeds(first: int, number: int) -> str:
     """Return the options of `submit` for `number` runs with seeds from `first` on."""
     return f"--seed {first} --repeats {number}"
+
+
+def reads(workload: str) -> str | None:
+    """Return the source of data in ON_DISK that `workload` trains on; None if there is none, or unknown."""
+    try:
+        info = workload_info(workload)
+    except WorkloadError:
+        return None
+    if info.is_own or info.sample_unit == "tensors":
+        return None
+    return "file" if info.sample_unit == "sequences" else "folder"
 
 
 def submit_command(
@@ -71,7 +84,7 @@ def submit_command(
     if like.setup.instance is None and (like.setup.num_gpus > 1 or is_on_gpu):
         words += ["--nproc", str(like.setup.num_gpus)]
     if like.setup.data not in ("synthetic", "published"):
-        is_path = like.setup.data in ("folder", "file")
+        is_path = like.setup.data in ON_DISK
         words += ["--data", f"{like.setup.data}:PATH" if is_path else like.setup.data]
     if (num_workers := like.setup.fingerprint.get("num_data_workers")) is not None:
         words += ["--num-workers", num_workers]

@@ -91,6 +91,7 @@ def recommend(
     prices: Path | str | None = None,
     with_shared: bool = False,
     image: str | None = None,
+    with_data: bool = True,
     context: World | None = None,
 ) -> Recommendation:
     """Recommend instance, nodes, recipe, batch size and purchase option for a workload.
@@ -103,7 +104,8 @@ def recommend(
     recipes that fail a check. assume: texts such as `boot=300s`, as for `estimate`; spot needs
     `spot_losses_per_hour` and `spot_available` unless you have runs on spot. prices: a file over the shipped
     prices. with_shared: also count runs that others shared.
-    image: of the commands, where AWS's images lack what the training needs.
+    image: of the commands, where AWS's images lack what the training needs. with_data: its command names
+    data and keeps checkpoints; without, it trains on synthetic data.
 
     Raises UserError for invalid options, and UnknownName for an unknown workload.
     """
@@ -207,6 +209,7 @@ def recommend(
         assumptions=assumptions,
         steps_only=steps_only,
         max_nodes=max_nodes,
+        with_data=with_data,
     )
     choices = analysis.choices_of(configurations, bought, job)
     if configurations:

@@ -153,7 +153,9 @@ def recommend(
         raise UserError("--emit prints a task file", "leave out --output")
     with answer_first() as context:
         with activity("weighing what could be bought"):
-            recommendation = api.recommend(workload, image=image, context=context, **options)
+            recommendation = api.recommend(
+                workload, image=image, with_data=not emit, context=context, **options
+            )
         if output == "json":
             print_json(recommendation.to_json())
         elif output == "csv":

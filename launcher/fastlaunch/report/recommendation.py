@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 from fastlaunch.analysis.anchors import CLASS_MEANINGS
+from fastlaunch.analysis.compare import Row
 from fastlaunch.analysis.configurations import LeftOut
+from fastlaunch.analysis.convergence import MARGIN, WITHIN
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Evidence, Rate, in_one_part
-from fastlaunch.analysis.recommend import Choice, Limits, Recommendation
+from fastlaunch.analysis.recommend import WORTH_USD, Choice, Limits, Recommendation
 from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
@@ -81,17 +83,14 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
         ]
     if in_full and (recommendation.num_choices or not _unbought(recommendation)):
         below.append(_memory(recommendation, width))
-    below.append(bulleted(_notes(recommendation, lines, in_full=in_full), width))
+    below.append(bulleted(_notes(recommendation, lines, letters.in_words, in_full=in_full), width))
     experiment = recommendation.experiment
     commands = {
         "image": recommendation.build,
-        "measure": experiment.command if experiment else None,
-        "train": recommendation.command if recommendation.pick else None,
+        "measure first": experiment.command if experiment else None,
+        "or train now" if experiment else "train": recommendation.command if recommendation.pick else None,
     }
     lines_of = [command_lines(command, width, name) for name, command in commands.items() if command]
-    like = recommendation.job.like.setup
-    if recommendation.pick is not None and like.data == "synthetic" and not like.is_script:
-        lines_of.append("# with synthetic data, and nothing is kept: add --data and --checkpoint-every")
     below.append("\n".join(lines_of))
     # A short screen has no lines to spare.
     parts.append(("\n\n" if in_full else "\n").join(filter(None, below)))
@@ -203,7 +202,7 @@ def why(
             yield "More machines may be faster: --max-nodes K."
     if pick is None:
         return
-    yield from _how_sure(recommendation, pick, letters, in_full=in_full)
+    yield from _how_sure(recommendation, pick, letters)
     if not in_full:
         return
     if tokens := tokens_text(pick.configuration.rate, pick.usd, pick.samples):
@@ -221,25 +220,17 @@ def why(
         )
 
 
-def _how_sure(
-    recommendation: Recommendation, pick: Choice, letters: Labels, *, in_full: bool
-) -> Iterator[str]:
+def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
     """Yield whether the pick is settled against the runner-up, and against the rival if it is another."""
-    runner_up, rival, tells = recommendation.runner_up, recommendation.rival, ""
-    # Only one measurement is proposed.
-    if in_full and rival is not None and recommendation.experiment is None:
-        run = f"a run of {hours_text(rival.hours)} for ${dollars(rival.usd)}"
-        tells = f"; {run} would tell, at more than it saves on average"
-    is_open = False
+    runner_up, rival, is_open = recommendation.runner_up, recommendation.rival, False
     if runner_up is not None:
         named = f"the runner-up, {_named(runner_up, recommendation, letters)}"
         costs = f"{usd_text(runner_up.total, what='')}, {_in_table(runner_up.configuration.rate)}"
-        of_rival = tells if rival and rival.choice is runner_up else ""
         is_open = runner_up.may_cost_less_than(pick)
         if is_open and runner_up.usd < pick.usd:
-            yield f"Not settled: {named}, may be cheaper, on weaker evidence: {costs}{of_rival}."
+            yield f"Not settled: {named}, may be cheaper, on weaker evidence: {costs}."
         elif is_open:
-            yield f"Not settled, since the ranges overlap: {named}: {costs}{of_rival}."
+            yield f"Not settled, since the ranges overlap: {named}: {costs}."
         elif runner_up.total.usd.low is None or pick.total.usd.low is None:
             yield f"Not settled, for want of a range: {named}: {costs}."
         else:
@@ -248,22 +239,22 @@ def _how_sure(
     if rival is not None and rival.choice is not runner_up and recommendation.experiment is None:
         other = _named(rival.choice, recommendation, letters)
         costs = f"{usd_text(rival.choice.total, what='')}, {_in_table(rival.choice.configuration.rate)}"
-        yield f"{'Nor' if is_open else 'Not settled'} against {other}: {costs}{tells}."
+        yield f"{'Nor' if is_open else 'Not settled'} against {other}: {costs}."
 
 
 def _experiment(recommendation: Recommendation, letters: Letters) -> str:
     experiment = recommendation.experiment
-    if recommendation.pick is None or (experiment is None and recommendation.rival is not None):
+    if recommendation.pick is None:
         return ""
     if experiment is None:
-        return "No measurement here would save as much, on average, as it costs."
+        return f"Measuring first would save less than ${WORTH_USD:g} on average, its price counted."
     choice = experiment.choice
     is_pick = choice is recommendation.pick
     what = "the pick itself" if is_pick else _named(choice, recommendation, letters.in_words)
     return (
         f"It pays to measure {what} first, {hours_text(experiment.hours)} for ${dollars(experiment.usd)}:"
-        f" that changes the pick with probability {100 * experiment.probability:.0f}% and, its own cost"
-        f" counted, saves ${dollars(experiment.saves_usd - experiment.usd)} on average."
+        f" that saves ${dollars(experiment.saves_usd - experiment.usd)} on average, its price counted, and"
+        f" changes the pick with probability {100 * experiment.probability:.0f}%. Then recommend again."
     )
 
 
@@ -450,7 +441,9 @@ def _published(recommendation: Recommendation, lines: Sequence[Choice]) -> Itera
         )
 
 
-def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: bool) -> list[str]:
+def _notes(
+    recommendation: Recommendation, lines: Sequence[Choice], letters: Labels, *, in_full: bool
+) -> list[str]:
     """Return what the table's words mean and what the pick rests on; in full what every line rests on."""
     words = "; ".join(_words(recommendation, lines, in_full=in_full))
     notes = [words] if words else []
@@ -486,7 +479,8 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: 
         if text
     )
     row = recommendation.pick and recommendation.pick.configuration.rate.row
-    notes += doubt_of(row, recommendation.job.like.setup) if row else []
+    if row is not None:
+        notes += [*doubt_of(row, recommendation.job.like.setup, letters), *_trains_as_well(row, letters)]
     if not in_full:
         return notes
     if lines and not recommendation.job.steps_only:
@@ -511,6 +505,18 @@ def _notes(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: 
         more = f"; {len(reasons) - 1} more: --output json" if len(reasons) > 1 else ""
         notes.append(f"left out: {reasons[0]}{more}")
     return notes
+
+
+def _trains_as_well(row: Row, letters: Labels) -> Iterator[str]:
+    """Yield that the row trains as well as its reference, if that was found."""
+    convergence = row.validity.convergence
+    if convergence.verdict == WITHIN and convergence.end is not None:
+        name = letters(row.setup.known_recipe or row.setup.recipe)
+        yield (
+            f"{name} trains as well as {convergence.reference}: held-out loss within {MARGIN:.0%} of what"
+            f" {convergence.reference} learnt, by {convergence.num_pairs} pairs of runs of"
+            f" {convergence.end.step:,} steps"
+        )
 
 
 def _words(recommendation: Recommendation, lines: Sequence[Choice], *, in_full: bool) -> Iterator[str]:
