@@ -46,6 +46,12 @@ def test_long_names_wrap_between_words_and_the_next_lines_begin_no_row() -> None
     assert {word for line in further for word in line.split()} >= set(LONG.split()[2:])
 
 
+def test_a_narrower_column_of_several_words_wraps_before_a_wider_word_breaks() -> None:
+    rows = [{"instance": "p6-b200.48xlarge", "recipe": "fp8-fused +d+l"}]
+    text = table(rows, keyed({"instance": "instance", "recipe": "recipe"}), 31)
+    assert [line.split() for line in text.splitlines()[1:]] == [["p6-b200.48xlarge", "fp8-fused"], ["+d+l"]]
+
+
 def test_the_least_important_column_leaves_first_and_is_named() -> None:
     least = {"why": 1, "rate": 2}
     assert not any(line.startswith(NOTE) for line in lines(60, least))

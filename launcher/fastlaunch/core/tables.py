@@ -82,6 +82,13 @@ class _Cells:
         """Whether several rows have one and the same cell, which may be left out."""
         return self.importance < FIXED and len(self.texts) > 1 and len(set(self.texts)) == 1
 
+    @property
+    def longest_word(self) -> int:
+        """The smallest width at which no word breaks; numbers do not wrap."""
+        if self.is_right:
+            return self.natural
+        return max(len(word) for text in (self.name, *self.texts) for word in text.split() or [""])
+
     def floor(self, least: int) -> int:
         """Return the smallest width before a column is dropped: words wrap, numbers do not."""
         if self.is_right:
@@ -178,12 +185,13 @@ def _fit(columns: list[_Cells], width: int) -> None:
     any(map(fit, (wrapped, lambda cells: cells.floor(_LEAST_PIECE), lambda cells: 1)))
     floors = [cells.width for cells in columns]
     fit(lambda cells: cells.natural)
-    # The widest column gives way first.
-    while excess() > 0:
-        wide = [cells for cells, floor in zip(columns, floors, strict=True) if cells.width > floor]
-        if not wide:
-            break
-        max(wide, key=lambda cells: cells.width).width -= 1
+    # Lines end between words before they end within one. The widest column gives way first.
+    for least in ([*map(max, floors, (cells.longest_word for cells in columns))], floors):
+        while excess() > 0:
+            wide = [cells for cells, floor in zip(columns, least, strict=True) if cells.width > floor]
+            if not wide:
+                break
+            max(wide, key=lambda cells: cells.width).width -= 1
 
 
 def _pieces(text: str, width: int) -> Iterator[str]:

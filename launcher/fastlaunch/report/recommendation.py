@@ -478,7 +478,7 @@ def _notes(
         for text in (choice.configuration.assumption, choice.configuration.rate.assumption)
         if text
     )
-    row = recommendation.pick and recommendation.pick.configuration.rate.row
+    row = recommendation.pick.configuration.rate.row if recommendation.pick else None
     if row is not None:
         notes += [*doubt_of(row, recommendation.job.like.setup, letters), *_trains_as_well(row, letters)]
     if not in_full:
