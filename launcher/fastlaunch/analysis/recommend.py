@@ -36,7 +36,7 @@ _NUM_CHEAPEST = 10
 #: `--max-hours` as a multiple of the upper end of a job's time.
 _MARGIN = 0.1
 #: What a measurement must save on average, beyond its price, to be proposed: it takes a person's time, too.
-WORTH_USD = 5.0
+_WORTH_USD = 5.0
 #: Between the checkpoints of a training that nothing interrupts.
 _SAVE_EVERY_S = 1800.0
 
@@ -109,7 +109,7 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A short run that may change the pick and is worth its price."""
+    """A short run that may change the pick and saves more than it costs, on average."""
 
     choice: Choice  # to measure
     usd: float
@@ -117,6 +117,14 @@ class Experiment:
     probability: float  # that it changes the pick
     saves_usd: float  # expected, before its own cost
     command: str | None
+
+    @property
+    def net_usd(self) -> float:
+        return self.saves_usd - self.usd
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.net_usd >= _WORTH_USD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +482,7 @@ def break_even(pick: Choice, other: Choice, job: Task) -> BreakEven:
 
 
 def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> Experiment | None:
-    """Return the measurement with the largest net saving; None if none saves WORTH_USD beyond its price.
+    """Return the measurement with the largest net saving; None if none saves more than it costs.
 
     Measuring the pick replaces it if it turns out dearer than the next cheapest; measuring another choice
     makes it the pick if it turns out cheaper. The measured cost is lognormal with the choice's mean and
@@ -496,7 +504,7 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
         probability, saves_usd = expected_saving(
             choice.usd, deviation_of(choice), against_usd, dearer=is_pick
         )
-        worth_usd = best.saves_usd - best.usd if best else WORTH_USD
+        worth_usd = best.net_usd if best else 0.0
         if saves_usd <= worth_usd:
             continue
         cost = probe_total(choice, choices.job)

@@ -12,7 +12,7 @@ from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.convergence import MARGIN, WITHIN
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Evidence, Rate, in_one_part
-from fastlaunch.analysis.recommend import WORTH_USD, Choice, Limits, Recommendation
+from fastlaunch.analysis.recommend import Choice, Experiment, Limits, Recommendation
 from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
@@ -67,7 +67,7 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
     letters = Letters(in_one_part(choice.configuration.query.recipe) for choice in named)
     reasons = [
         *why(recommendation, letters.in_words, in_full=in_full),
-        _experiment(recommendation, letters),
+        _next(recommendation, letters),
     ]
     parts = [
         filled(sentence(recommendation, letters.in_words), width),
@@ -84,7 +84,7 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
     if in_full and (recommendation.num_choices or not _unbought(recommendation)):
         below.append(_memory(recommendation, width))
     below.append(bulleted(_notes(recommendation, lines, letters.in_words, in_full=in_full), width))
-    experiment = recommendation.experiment
+    experiment = _worth(recommendation)
     commands = {
         "image": recommendation.build,
         "measure first": experiment.command if experiment else None,
@@ -99,7 +99,7 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
 
 def _weighed(recommendation: Recommendation) -> list[Choice]:
     """Return the choices that the first sentences weigh, the pick first."""
-    experiment, rival = recommendation.experiment, recommendation.rival
+    experiment, rival = _worth(recommendation), recommendation.rival
     weighed = (
         *(recommendation.pick, recommendation.runner_up, _closest(recommendation)),
         *(experiment and experiment.choice, rival and rival.choice),
@@ -136,9 +136,11 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
         once = ", in one run" if rate.row and is_single(rate.row.group) else ""
-        advice = "Train on" if recommendation.experiment is None else "Best so far is"
+        advice = "Best so far is" if _worth(recommendation) else "Train on"
+        evidence = f"{_IN_WORDS[rate.evidence]}{_class(rate)}{once}"
         return at_a_glance(
-            f"{advice} {name}: {cost_text(pick.total)}, {_IN_WORDS[rate.evidence]}{_class(rate)}{once}.",
+            f"{advice} {name}: {cost_text(pick.total)}, {evidence}.",
+            f"{advice} {name}: {_costs(pick)}, {evidence}.",
             f"{name}: {_costs(pick)}, {rate.evidence_text}{once}.",
         )
     if not recommendation.num_choices:
@@ -221,12 +223,16 @@ def why(
 
 
 def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
-    """Yield whether the pick is settled against the runner-up, and against the rival if it is another."""
-    runner_up, rival, is_open = recommendation.runner_up, recommendation.rival, False
+    """Yield whether the pick is settled against the runner-up and another instance, and whether it learns."""
+    runner_up, worth, rival = recommendation.runner_up, _worth(recommendation), recommendation.rival
+    other = worth.choice if worth else rival.choice if rival else None
+    other = None if other is pick or other is runner_up else other
+    is_open = runner_up is not None and runner_up.may_cost_less_than(pick)
+    if other is not None and not is_open:
+        yield f"Not settled: {_named(other, recommendation, letters)} may be cheaper: {_estimate(other)}."
     if runner_up is not None:
         named = f"the runner-up, {_named(runner_up, recommendation, letters)}"
-        costs = f"{usd_text(runner_up.total, what='')}, {_in_table(runner_up.configuration.rate)}"
-        is_open = runner_up.may_cost_less_than(pick)
+        costs = _estimate(runner_up)
         if is_open and runner_up.usd < pick.usd:
             yield f"Not settled: {named}, may be cheaper, on weaker evidence: {costs}."
         elif is_open:
@@ -235,36 +241,55 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
             yield f"Not settled, for want of a range: {named}: {costs}."
         else:
             by = ", by rounds that both ran" if runner_up.overlaps(pick) else ""
-            yield f"Settled against {named}: {costs}{by}."
-    if rival is not None and rival.choice is not runner_up and recommendation.experiment is None:
-        other = _named(rival.choice, recommendation, letters)
-        costs = f"{usd_text(rival.choice.total, what='')}, {_in_table(rival.choice.configuration.rate)}"
-        yield f"{'Nor' if is_open else 'Not settled'} against {other}: {costs}."
+            more = f", {100 * (runner_up.usd / pick.usd - 1):.2g}% dearer" if pick.usd else ""
+            yield f"Settled against {named}{more}: {costs}{by}."
+    if other is not None and is_open:
+        yield f"Nor against {_named(other, recommendation, letters)}: {_estimate(other)}."
+    if row := pick.configuration.rate.row:
+        for doubt in doubt_of(row, recommendation.job.like.setup, letters):
+            yield f"{doubt[0].upper()}{doubt[1:]}."
 
 
-def _experiment(recommendation: Recommendation, letters: Letters) -> str:
+def _worth(recommendation: Recommendation) -> Experiment | None:
+    """Return the measurement to propose, if there is one."""
+    experiment = recommendation.experiment
+    return experiment if experiment and experiment.is_worth_it else None
+
+
+def _next(recommendation: Recommendation, letters: Letters) -> str:
+    """Return what to do next: to train, or what to measure first; empty without a pick."""
     experiment = recommendation.experiment
     if recommendation.pick is None:
         return ""
     if experiment is None:
-        return f"Measuring first would save less than ${WORTH_USD:g} on average, its price counted."
-    choice = experiment.choice
-    is_pick = choice is recommendation.pick
-    what = "the pick itself" if is_pick else _named(choice, recommendation, letters.in_words)
+        return "Next: train now; no measurement would save as much as it costs."
+    if not experiment.is_worth_it:
+        return f"Next: train now; measuring first would save only ${dollars(experiment.net_usd)} on average."
+    choice, pick = experiment.choice, recommendation.pick
+    what = choice.instance if choice.instance != pick.instance else _recipe(choice, letters.in_words)
+    what = "the pick itself" if choice is pick else what
     return (
-        f"It pays to measure {what} first, {hours_text(experiment.hours)} for ${dollars(experiment.usd)}:"
-        f" that saves ${dollars(experiment.saves_usd - experiment.usd)} on average, its price counted, and"
-        f" changes the pick with probability {100 * experiment.probability:.0f}%. Then recommend again."
+        f"Next: measure {what} ({hours_text(experiment.hours)}, ${dollars(experiment.usd)}), then recommend"
+        f" again. The pick changes with probability {100 * experiment.probability:.0f}%; that saves"
+        f" ${dollars(experiment.net_usd)} on average, with the measurement paid."
     )
+
+
+def _estimate(choice: Choice) -> str:
+    """Return `$199 (191 to 206), predicted (class A)`."""
+    rate = choice.configuration.rate
+    return f"{usd_text(choice.total, what='')}, {_IN_WORDS[rate.evidence]}{_class(rate)}"
 
 
 def _named(choice: Choice, recommendation: Recommendation, letters: Labels) -> str:
     """Return `2 x p5.48xlarge with te-fp8`, and how and where it is bought unless that is usual."""
     query, price = choice.configuration.query, choice.purchase.price
+    recipe, num_parts = letters(in_one_part(query.recipe)), query.num_parts
+    parts = f", its batch in {num_parts} parts" if num_parts > 1 else ""
     nodes = f"{query.num_nodes} x " if query.num_nodes > 1 else ""
     bought = "" if price.purchase == "on-demand" else f" {_BOUGHT[price.purchase]}"
     where = "" if price.region == recommendation.job.own_region else f" in {price.region}"
-    return f"{nodes}{choice.instance} with {_recipe(choice, letters)}{bought}{where}"
+    return f"{nodes}{choice.instance} with {recipe}{parts}{bought}{where}"
 
 
 def _recipe(choice: Choice, letters: Labels) -> str:
@@ -478,9 +503,8 @@ def _notes(
         for text in (choice.configuration.assumption, choice.configuration.rate.assumption)
         if text
     )
-    row = recommendation.pick.configuration.rate.row if recommendation.pick else None
-    if row is not None:
-        notes += [*doubt_of(row, recommendation.job.like.setup, letters), *_trains_as_well(row, letters)]
+    if recommendation.pick and (row := recommendation.pick.configuration.rate.row):
+        notes += _trains_as_well(row, letters)
     if not in_full:
         return notes
     if lines and not recommendation.job.steps_only:
@@ -508,14 +532,13 @@ def _notes(
 
 
 def _trains_as_well(row: Row, letters: Labels) -> Iterator[str]:
-    """Yield that the row trains as well as its reference, if that was found."""
+    """Yield that the row trains as well as its reference, if that was found, and for how long."""
     convergence = row.validity.convergence
     if convergence.verdict == WITHIN and convergence.end is not None:
         name = letters(row.setup.known_recipe or row.setup.recipe)
         yield (
-            f"{name} trains as well as {convergence.reference}: held-out loss within {MARGIN:.0%} of what"
-            f" {convergence.reference} learnt, by {convergence.num_pairs} pairs of runs of"
-            f" {convergence.end.step:,} steps"
+            f"{name} learns as {convergence.reference} does for {convergence.end.step:,} steps: held-out loss"
+            f" within {MARGIN:.0%} of what that learnt, by {convergence.num_pairs} pairs of runs"
         )
 
 
