@@ -468,9 +468,11 @@ def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is
     assert short.experiment is not None and found.experiment.is_worth_it and not short.experiment.is_worth_it
     assert as_text(short, width=120).startswith("Train on g6e.xlarge")
     assert as_text(found, width=120).startswith("Best so far is g6e.xlarge")
+    # The pick stays the cheapest unless a measurement would change it; its own range is narrow.
+    assert found.chance == pytest.approx(1 - found.experiment.probability, abs=0.02)
     narrow = configuration("g5.xlarge", 25, by="A", deviation=0.05)
     found = recommend(choices_of([CHEAP[0], narrow], rates, job), Limits())
-    assert found.experiment is None
+    assert found.experiment is None and found.chance == 1
 
 
 def test_the_command_of_a_script_has_its_variant_and_where_it_runs() -> None:
@@ -1004,12 +1006,12 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
                 "--exclude-recipe",
                 "fp8-fused",
             ),
-            "Settled against the runner-up, p5.4xlarge with bf16-fused, 19% dearer: $",
+            "Second: p5.4xlarge with bf16-fused, 19% dearer: $",
         ),
-        (("--prices-as-of", "2026-07-20"), "Settled against the runner-up, "),
+        (("--prices-as-of", "2026-07-20"), "Second: p5.4xlarge with fp8-fused last_block=class_token, "),
         (
             ("--prices-as-of", "2023-11-15", "--batch-equivalent", "--allow-unverified"),
-            "Not settled, for want of a range: the runner-up, ",
+            "Not settled, for want of a range.",
         ),
     ],
 )
@@ -1026,7 +1028,7 @@ def test_two_of_one_machine_are_told_apart_by_the_rounds_that_both_ran() -> None
     pick, second = recommended.pick, recommended.runner_up
     assert pick and second and second.overlaps(pick) and not second.may_cost_less_than(pick)
     assert re.search(
-        r"^Settled against the runner-up, .*, by rounds that both ran\.$", " ".join(why(recommended))
+        r"^Second: .*, 1\.\d% dearer: .*, measured on the same GPU; settled\.$", " ".join(why(recommended))
     )
     rate = second.configuration.rate
     alone = replace(second, configuration=replace(second.configuration, rate=replace(rate, row=None)))
@@ -1034,7 +1036,7 @@ def test_two_of_one_machine_are_told_apart_by_the_rounds_that_both_ran() -> None
         alone.may_cost_less_than(pick)
         and times_as_fast(pick.configuration.rate, alone.configuration.rate) is None
     )
-    assert any("since the ranges overlap" in text for text in why(replace(recommended, runner_up=alone)))
+    assert any(text.endswith("; not settled.") for text in why(replace(recommended, runner_up=alone)))
 
 
 def test_it_is_said_whether_the_pick_trains_as_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ _MIN_PROBE_STEPS = 30
 #: On spot: the share of simulated trainings that must meet a deadline, their number, and the most choices.
 _SURE, _NUM_SIMULATED, _MOST_SIMULATED = 0.95, 500, 40
 _NUM_CHEAPEST = 10
+#: Quantiles of a cost in place of draws.
+_NUM_DRAWS = 99
 #: `--max-hours` as a multiple of the upper end of a job's time.
 _MARGIN = 0.1
 #: What a measurement must save on average, beyond its price, to be proposed: it takes a person's time, too.
@@ -172,6 +175,7 @@ class Recommendation:
     pick: Choice | None
     runner_up: Choice | None  # the next cheapest with another instance type, recipe or purchase option
     rival: Rival | None  # on another instance type, which may be cheaper than the pick
+    chance: float | None  # that the pick is the cheapest within the limits; None without a pick
     cheapest_measured: Choice | None  # within the limits
     break_even: BreakEven | None
     front: tuple[Choice, ...]  # no other choice is both cheaper and faster; the cheapest first
@@ -390,6 +394,7 @@ def recommend(
         runner_up=first(within[kinds[within] != kinds[at]]) if at is not None else None,
         cheapest_measured=first(within[is_measured[choices.configuration_ids[within]]]),
         rival=_rival(pick, others, choices) if pick else None,
+        chance=_chance(at, within, choices) if at is not None else None,
         break_even=break_even(pick, elsewhere, choices.job)
         if pick and elsewhere and pick.usd <= elsewhere.usd
         else None,
@@ -429,6 +434,25 @@ def _rival(pick: Choice, others: Ids, choices: Choices) -> Rival | None:
     probed = pick if choice.configuration.rate.rank < pick.configuration.rate.rank else choice
     cost = probe_total(probed, choices.job)
     return Rival(choice=choice, usd=cost.usd.value, hours=cost.hours.value)
+
+
+def _chance(pick: int, within: Ids, choices: Choices) -> float:
+    """Return the probability that the pick is the cheapest of those within the limits.
+
+    Costs are lognormal, each with its mean and range, and independent but for predictions that err alike.
+    """
+    settled, picked = choices.labels(lambda one, _: _settled_by(one)), choices[pick]
+    others = [choices[int(id)] for id in _firsts(within, settled) if settled[id] != settled[pick]]
+    open_to = [other for other in others if other.may_cost_less_than(picked)]
+    deviation = deviation_of(picked)
+    draws = (NormalDist().inv_cdf((number + 0.5) / _NUM_DRAWS) for number in range(_NUM_DRAWS))
+    costs = [picked.usd * math.exp(deviation * draw - deviation**2 / 2) for draw in draws]
+    return math.fsum(
+        math.prod(
+            1 - expected_saving(other.usd, deviation_of(other), cost)[0] for other in open_to if other.usd > 0
+        )
+        for cost in costs
+    ) / len(costs)
 
 
 def _in_time(order: Ids, choices: Choices, limits: Limits) -> Ids:

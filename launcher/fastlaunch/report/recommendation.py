@@ -223,28 +223,25 @@ def why(
 
 
 def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
-    """Yield whether the pick is settled against the runner-up and another instance, and whether it learns."""
+    """Yield whether the pick is settled, what may beat it, the runner-up, and whether it learns."""
     runner_up, worth, rival = recommendation.runner_up, _worth(recommendation), recommendation.rival
     other = worth.choice if worth else rival.choice if rival else None
-    other = None if other is pick or other is runner_up else other
+    has_range = all(choice.total.usd.low for choice in (pick, runner_up) if choice)
     is_open = runner_up is not None and runner_up.may_cost_less_than(pick)
-    if other is not None and not is_open:
-        yield f"Not settled: {_named(other, recommendation, letters)} may be cheaper: {_estimate(other)}."
+    if other in (None, pick, runner_up):
+        may_be = ""
+    else:
+        may_be = f" {_named(other, recommendation, letters)} may be cheaper: {_estimate(other)}."
+    if not has_range:
+        yield f"Not settled, for want of a range.{may_be}"
+    elif recommendation.chance is not None and (is_open or may_be):
+        yield f"Not settled: the cheapest with probability {100 * recommendation.chance:.0f}%.{may_be}"
     if runner_up is not None:
-        named = f"the runner-up, {_named(runner_up, recommendation, letters)}"
-        costs = _estimate(runner_up)
-        if is_open and runner_up.usd < pick.usd:
-            yield f"Not settled: {named}, may be cheaper, on weaker evidence: {costs}."
-        elif is_open:
-            yield f"Not settled, since the ranges overlap: {named}: {costs}."
-        elif runner_up.total.usd.low is None or pick.total.usd.low is None:
-            yield f"Not settled, for want of a range: {named}: {costs}."
-        else:
-            by = ", by rounds that both ran" if runner_up.overlaps(pick) else ""
-            more = f", {100 * (runner_up.usd / pick.usd - 1):.2g}% dearer" if pick.usd else ""
-            yield f"Settled against {named}{more}: {costs}{by}."
-    if other is not None and is_open:
-        yield f"Nor against {_named(other, recommendation, letters)}: {_estimate(other)}."
+        named, ratio = _named(runner_up, recommendation, letters), runner_up.usd / pick.usd if pick.usd else 1
+        by = "" if ratio == 1 else f", {abs(100 * (ratio - 1)):.2g}% {'dearer' if ratio > 1 else 'cheaper'}"
+        by += " on weaker evidence" if ratio < 1 else ""
+        state = "" if not has_range else "; not settled" if is_open else "; settled"
+        yield f"Second: {named}{by}: {_estimate(runner_up)}{state}."
     if row := pick.configuration.rate.row:
         for doubt in doubt_of(row, recommendation.job.like.setup, letters):
             yield f"{doubt[0].upper()}{doubt[1:]}."
@@ -285,7 +282,7 @@ def _named(choice: Choice, recommendation: Recommendation, letters: Labels) -> s
     """Return `2 x p5.48xlarge with te-fp8`, and how and where it is bought unless that is usual."""
     query, price = choice.configuration.query, choice.purchase.price
     recipe, num_parts = letters(in_one_part(query.recipe)), query.num_parts
-    parts = f", its batch in {num_parts} parts" if num_parts > 1 else ""
+    parts = f" and its batch in {num_parts} parts" if num_parts > 1 else ""
     nodes = f"{query.num_nodes} x " if query.num_nodes > 1 else ""
     bought = "" if price.purchase == "on-demand" else f" {_BOUGHT[price.purchase]}"
     where = "" if price.region == recommendation.job.own_region else f" in {price.region}"
@@ -577,6 +574,7 @@ def to_json(recommendation: Recommendation) -> dict[str, Any]:
         },
         "not_settled": (rival := recommendation.rival)
         and {"choice": choice_json(rival.choice), **fields_to_json(rival, "usd", "hours")},
+        "probability_cheapest": recommendation.chance,
         "break_even": even
         and {
             **fields_to_json(even, "instance", "usd_per_hour"),
