@@ -7,7 +7,8 @@ GPUs that EC2 sells: with the same batch and sequence where three GPUs have that
 else at its best on each.
 All its runs are left out but one per generation of GPU (in every combination), or but one. The GPU picked has
 the most throughput per dollar, as measured where it is known and as predicted elsewhere; its regret is what
-it costs per sample above the cheapest. docs/benchmarks.md quotes it.
+it costs per sample above the cheapest. A second table sets the probability that the pick is the cheapest, as
+`recommend` gives it, against how often it was. docs/benchmarks.md quotes both.
 """
 
 import argparse
@@ -25,7 +26,9 @@ from tabulate import tabulate
 
 from benchmarks.prediction import bandwidth, baselines, read_rows
 from fastlaunch.analysis.anchors import Config, read_anchors
+from fastlaunch.analysis.differences import MACHINE
 from fastlaunch.analysis.predict import Fit, Predictor, best_guess, features_of
+from fastlaunch.analysis.recommend import chance_of_cheapest
 from fastlaunch.catalog.hardware import TRAINING_THROUGHPUT, identify
 from fastlaunch.catalog.load import load_catalogue
 
@@ -40,6 +43,10 @@ METHODS = (
 KNOWN = ("one per generation", "one")
 #: With one run per generation.
 GOAL_MEAN, GOAL_WORST = 0.015, 0.10
+#: Of the probabilities.
+_BINS = (0.0, 0.5, 0.7, 0.9, 1.01)
+#: Costs that differ by less are the same.
+_SAME = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +56,7 @@ class Pick:
     known: str
     method: str
     regret: float
+    chance: float | None = None  # said to be the cheapest
 
 
 def usd_per_gpu_hour() -> Mapping[str, float]:
@@ -112,6 +120,10 @@ def picks(rows: Sequence[Mapping[str, str]]) -> Iterator[Pick]:
                     if config.workload == one.workload and index not in {case[name] for name in names}
                 ]
                 residuals, deviations = fit.left_out([np.array(hidden)])
+                spread = {
+                    name: MACHINE if name in shown else float(deviations[index])
+                    for name, index in case.items()
+                }
                 predicted = {
                     name: float(best_guess(logs[name] - residuals[index], deviations[index]))
                     for name, index in case.items()
@@ -138,7 +150,17 @@ def picks(rows: Sequence[Mapping[str, str]]) -> Iterator[Pick]:
                 for method, guess in guesses.items():
                     pick = max(guess, key=lambda name: guess[name] - math.log(sold[name]))
                     regret = math.expm1(best - logs[pick] + math.log(sold[pick]))
-                    yield Pick(workload=(one.workload, one.family), known=known, method=method, regret=regret)
+                    chance = None
+                    if method == METHODS[0]:
+                        costs = {name: (sold[name] / math.exp(guess[name]), spread[name]) for name in case}
+                        chance = chance_of_cheapest(*costs.pop(pick), [*costs.values()])
+                    yield Pick(
+                        workload=(one.workload, one.family),
+                        known=known,
+                        method=method,
+                        regret=regret,
+                        chance=chance,
+                    )
 
 
 def _additive(guesses: Mapping[str, float], config: Config) -> float:
@@ -168,6 +190,24 @@ def table(made: Sequence[Pick]) -> str:
     return tabulate(lines, headers="keys", disable_numparse=True)
 
 
+def calibration(made: Sequence[Pick]) -> str:
+    """Return how often picks were the cheapest, by the probability that they were said to be."""
+    said = [pick for pick in made if pick.chance is not None]
+    lines = []
+    for low, high in itertools.pairwise(_BINS):
+        of_bin = [pick for pick in said if low <= (pick.chance or 0) < high]
+        if of_bin:
+            lines.append(
+                {
+                    "probability": f"{low:.0%} to {min(high, 1):.0%}",
+                    "picks": len(of_bin),
+                    "mean": f"{mean(pick.chance or 0 for pick in of_bin):.0%}",
+                    "were the cheapest": f"{mean(pick.regret < _SAME for pick in of_bin):.0%}",
+                }
+            )
+    return tabulate(lines, headers="keys", disable_numparse=True)
+
+
 def missed(made: Sequence[Pick]) -> list[str]:
     """Return a sentence per goal that is missed, with by how much."""
     own = defaultdict(list)
@@ -192,7 +232,7 @@ def main() -> None:
         rows = read_rows(path)
         made = list(picks(rows))
         print(f"{path.name}: {len(rows)} rows, {datetime.date.today()}\n")
-        print(table(made), end="\n\n")
+        print(table(made), calibration(made), sep="\n\n", end="\n\n")
         print("Goals missed:", *(missed(made) or ["none"]), sep="\n  ", end="\n\n")
         for pick in sorted(made, key=lambda pick: -pick.regret):
             if pick.method == "fastlaunch" and pick.regret > GOAL_WORST:

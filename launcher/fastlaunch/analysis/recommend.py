@@ -444,14 +444,25 @@ def _chance(pick: int, within: Ids, choices: Choices) -> float:
     settled, picked = choices.labels(lambda one, _: _settled_by(one)), choices[pick]
     others = [choices[int(id)] for id in _firsts(within, settled) if settled[id] != settled[pick]]
     open_to = [other for other in others if other.may_cost_less_than(picked)]
-    deviation = deviation_of(picked)
+    return chance_of_cheapest(*_uncertain(picked), [*map(_uncertain, open_to)])
+
+
+def _uncertain(choice: Choice) -> tuple[float, float]:
+    """Return the mean of the choice's cost in USD, and the deviation of its logarithm."""
+    return choice.usd, deviation_of(choice)
+
+
+def chance_of_cheapest(usd: float, deviation: float, others: Sequence[tuple[float, float]]) -> float:
+    """Return the probability that a lognormal cost is below all others, which are independent.
+
+    Each has a mean in USD and the deviation of its logarithm, above 0.
+    """
     draws = (NormalDist().inv_cdf((number + 0.5) / _NUM_DRAWS) for number in range(_NUM_DRAWS))
-    costs = [picked.usd * math.exp(deviation * draw - deviation**2 / 2) for draw in draws]
+    costs = [usd * math.exp(deviation * draw - deviation**2 / 2) for draw in draws]
     return math.fsum(
-        math.prod(
-            1 - expected_saving(other.usd, deviation_of(other), cost)[0] for other in open_to if other.usd > 0
-        )
+        math.prod(1 - expected_saving(other, of_other, cost)[0] for other, of_other in others if other > 0)
         for cost in costs
+        if cost > 0
     ) / len(costs)
 
 
