@@ -228,20 +228,19 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
     other = worth.choice if worth else rival.choice if rival else None
     has_range = all(choice.total.usd.low for choice in (pick, runner_up) if choice)
     is_open = runner_up is not None and runner_up.may_cost_less_than(pick)
-    if other in (None, pick, runner_up):
-        may_be = ""
-    else:
+    may_be = ""
+    if other is not None and other is not pick and other is not runner_up:
         may_be = f" {_named(other, recommendation, letters)} may be cheaper: {_estimate(other)}."
+    if runner_up is not None:
+        named, ratio = _named(runner_up, recommendation, letters), runner_up.usd / pick.usd if pick.usd else 1
+        percent = abs(100 * (ratio - 1))
+        by = f", {percent:.{int(percent < 10)}f}% {'dearer' if ratio >= 1 else 'cheaper on weaker evidence'}"
+        state = "; settled" if has_range and not is_open else ""
+        yield f"Second: {named}{by}: {_estimate(runner_up)}{state}."
     if not has_range:
         yield f"Not settled, for want of a range.{may_be}"
     elif recommendation.chance is not None and (is_open or may_be):
         yield f"Not settled: the cheapest with probability {100 * recommendation.chance:.0f}%.{may_be}"
-    if runner_up is not None:
-        named, ratio = _named(runner_up, recommendation, letters), runner_up.usd / pick.usd if pick.usd else 1
-        by = "" if ratio == 1 else f", {abs(100 * (ratio - 1)):.2g}% {'dearer' if ratio > 1 else 'cheaper'}"
-        by += " on weaker evidence" if ratio < 1 else ""
-        state = "" if not has_range else "; not settled" if is_open else "; settled"
-        yield f"Second: {named}{by}: {_estimate(runner_up)}{state}."
     if row := pick.configuration.rate.row:
         for doubt in doubt_of(row, recommendation.job.like.setup, letters):
             yield f"{doubt[0].upper()}{doubt[1:]}."
