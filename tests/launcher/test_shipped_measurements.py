@@ -1,5 +1,8 @@
 """The measurements that ship with fastlaunch: sound, and what the demo says of them is what they say."""
 
+import re
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +41,22 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(part) for part in value]
     return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
+def test_the_page_of_records_lists_every_folder_with_its_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results" / "records.md").read_text(encoding="utf-8")
+    listed = {}
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            folders, _, _, runs, _ = line.strip("| ").split(" | ")
+            counts = re.split(", ", runs)
+            listed |= dict(zip(re.findall(r"`([^`]+)`", folders), map(int, counts), strict=True))
+    counted = {}
+    for path in shipped("measurements").glob("*/*.tar.xz"):
+        with tarfile.open(path) as archive:
+            runs = {name.split("/")[0] for name in archive.getnames()}
+        counted[path.parent.name] = counted.get(path.parent.name, set()) | runs
+    assert listed == {folder: len(runs) for folder, runs in counted.items()}
 
 
 def test_every_run_is_fit_to_compare(summaries: dict[str, RunSummary]) -> None:

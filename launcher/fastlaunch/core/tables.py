@@ -23,6 +23,8 @@ WIDTH = 120
 GAP = 2
 #: Columns wrap down to this width before a column is dropped or a long word is broken.
 _LEAST, _LEAST_PIECE = 24, 8
+#: A broken word is as hard to read as so many more lines; the rows that are weighed.
+_BROKEN_WORD, _MOST_WEIGHED = 3, 200
 #: A number with an optional unit; ~ marks an inferred one.
 _NUMBER = re.compile(r"[-~]?[0-9][0-9.,]*(e[+-]?[0-9]+)?( ?[a-zA-Z%]{1,3})?")
 #: Characters after which a word that is too long for its column is broken.
@@ -82,12 +84,11 @@ class _Cells:
         """Whether several rows have one and the same cell, which may be left out."""
         return self.importance < FIXED and len(self.texts) > 1 and len(set(self.texts)) == 1
 
-    @property
-    def longest_word(self) -> int:
-        """The smallest width at which no word breaks; numbers do not wrap."""
-        if self.is_right:
-            return self.natural
-        return max(len(word) for text in (self.name, *self.texts) for word in text.split() or [""])
+    def cost(self, width: int) -> int:
+        """Return how much harder to read the table is at this width: further lines, and broken words."""
+        long = [text for text in self.texts[:_MOST_WEIGHED] if len(text) > width]
+        broken = sum(len(word) > width for text in long for word in text.split())
+        return sum(len(_wrapped(text, width, hanging=True)) - 1 for text in long) + _BROKEN_WORD * broken
 
     def floor(self, least: int) -> int:
         """Return the smallest width before a column is dropped: words wrap, numbers do not."""
@@ -185,13 +186,13 @@ def _fit(columns: list[_Cells], width: int) -> None:
     any(map(fit, (wrapped, lambda cells: cells.floor(_LEAST_PIECE), lambda cells: 1)))
     floors = [cells.width for cells in columns]
     fit(lambda cells: cells.natural)
-    # Lines end between words before they end within one. The widest column gives way first.
-    for least in ([*map(max, floors, (cells.longest_word for cells in columns))], floors):
-        while excess() > 0:
-            wide = [cells for cells, floor in zip(columns, least, strict=True) if cells.width > floor]
-            if not wide:
-                break
-            max(wide, key=lambda cells: cells.width).width -= 1
+    while excess() > 0:
+        wide = [cells for cells, floor in zip(columns, floors, strict=True) if cells.width > floor]
+        if not wide:
+            break
+        # The widest among those that lose least.
+        loses = [(cells.cost(cells.width - 1) - cells.cost(cells.width), -cells.width) for cells in wide]
+        wide[loses.index(min(loses))].width -= 1
 
 
 def _pieces(text: str, width: int) -> Iterator[str]:

@@ -234,13 +234,15 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
     if runner_up is not None:
         named, ratio = _named(runner_up, recommendation, letters), runner_up.usd / pick.usd if pick.usd else 1
         percent = abs(100 * (ratio - 1))
-        by = f", {percent:.{int(percent < 10)}f}% {'dearer' if ratio >= 1 else 'cheaper on weaker evidence'}"
+        by = f", {percent:.{int(percent < 10)}f}% {'dearer' if ratio >= 1 else 'cheaper'}"
         state = "; settled" if has_range and not is_open else ""
         yield f"Second: {named}{by}: {_estimate(runner_up)}{state}."
     if not has_range:
         yield f"Not settled, for want of a range.{may_be}"
     elif recommendation.chance is not None and (is_open or may_be):
-        yield f"Not settled: the cheapest with probability {100 * recommendation.chance:.0f}%.{may_be}"
+        chance = f"{100 * recommendation.chance:.0f}%"
+        reason = ", and taken for its stronger evidence" if runner_up and runner_up.usd < pick.usd else ""
+        yield f"The pick is the cheapest of all with probability {chance}{reason}.{may_be}"
     if row := pick.configuration.rate.row:
         for doubt in doubt_of(row, recommendation.job.like.setup, letters):
             yield f"{doubt[0].upper()}{doubt[1:]}."
