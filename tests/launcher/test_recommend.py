@@ -1011,7 +1011,7 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
         (("--prices-as-of", "2026-07-20"), "Second: p5.4xlarge with fp8-fused last_block=class_token, "),
         (
             ("--prices-as-of", "2023-11-15", "--batch-equivalent", "--allow-unverified"),
-            "Second: p4d.24xlarge with te-article, 0.6% dearer: $595, as published.\nNot settled, for",
+            "Second: p4d.24xlarge with te-article, 0.6% dearer: $595, 18.2 h, as published.\nNot settled",
         ),
     ],
 )

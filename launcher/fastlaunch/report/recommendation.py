@@ -274,9 +274,9 @@ def _next(recommendation: Recommendation, letters: Letters) -> str:
 
 
 def _estimate(choice: Choice) -> str:
-    """Return `$199 (191 to 206), predicted (class A)`."""
+    """Return `$199 (191 to 206), 28.7 h, predicted (class A)`."""
     rate = choice.configuration.rate
-    return f"{usd_text(choice.total, what='')}, {_IN_WORDS[rate.evidence]}{_class(rate)}"
+    return f"{_costs(choice)}, {_IN_WORDS[rate.evidence]}{_class(rate)}"
 
 
 def _named(choice: Choice, recommendation: Recommendation, letters: Labels) -> str:
