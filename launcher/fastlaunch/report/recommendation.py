@@ -230,13 +230,12 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
     is_open = runner_up is not None and runner_up.may_cost_less_than(pick)
     may_be = ""
     if other is not None and other is not pick and other is not runner_up:
-        may_be = f" {_named(other, recommendation, letters)} may be cheaper: {_estimate(other)}."
+        named = _named(other, recommendation, letters)
+        may_be = f" {named}{_beside(other, pick)}, may be cheaper: {_estimate(other)}."
     if runner_up is not None:
-        named, ratio = _named(runner_up, recommendation, letters), runner_up.usd / pick.usd if pick.usd else 1
-        percent = abs(100 * (ratio - 1))
-        by = f", {percent:.{int(percent < 10)}f}% {'dearer' if ratio >= 1 else 'cheaper'}"
+        named = _named(runner_up, recommendation, letters)
         state = "; settled" if has_range and not is_open else ""
-        yield f"Second: {named}{by}: {_estimate(runner_up)}{state}."
+        yield f"Second: {named}{_beside(runner_up, pick)}: {_estimate(runner_up)}{state}."
     if not has_range:
         yield f"Not settled, for want of a range.{may_be}"
     elif recommendation.chance is not None and (is_open or may_be):
@@ -246,6 +245,17 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
     if row := pick.configuration.rate.row:
         for doubt in doubt_of(row, recommendation.job.like.setup, letters):
             yield f"{doubt[0].upper()}{doubt[1:]}."
+
+
+def _beside(choice: Choice, pick: Choice) -> str:
+    """Return `, 1.6% dearer`; empty where the pick costs nothing."""
+    percent = 100 * (choice.usd / pick.usd - 1) if pick.usd else math.nan
+    digits = int(abs(percent) < 9.95)
+    return (
+        ""
+        if math.isnan(percent)
+        else f", {abs(percent):.{digits}f}% {'dearer' if percent >= 0 else 'cheaper'}"
+    )
 
 
 def _worth(recommendation: Recommendation) -> Experiment | None:
@@ -268,8 +278,8 @@ def _next(recommendation: Recommendation, letters: Letters) -> str:
     what = "the pick itself" if choice is pick else what
     return (
         f"Next: measure {what} ({hours_text(experiment.hours)}, ${dollars(experiment.usd)}), then recommend"
-        f" again. The pick changes with probability {100 * experiment.probability:.0f}%; that saves"
-        f" ${dollars(experiment.net_usd)} on average, with the measurement paid."
+        f" again. That changes the pick in {100 * experiment.probability:.0f}% of cases, and saves"
+        f" ${dollars(experiment.net_usd)} on average over all of them, the measurement paid."
     )
 
 
