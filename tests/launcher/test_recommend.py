@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ec2_builders import IMAGE
 from fake_summaries import (
@@ -47,6 +48,7 @@ from fastlaunch.analysis.recommend import (
     Choices,
     Limits,
     Task,
+    chance_of_cheapest,
     choices_of,
     expected_saving,
     recommend,
@@ -453,6 +455,27 @@ def test_the_value_of_a_measurement_is_that_of_draws(usd: float) -> None:
     assert saving == pytest.approx(sum(max(0.0, cost - against_usd) for cost in costs) / num, rel=1e-2)
 
 
+def test_the_chance_of_being_the_cheapest_is_that_of_draws() -> None:
+    costs = [(100.0, 0.1), (110.0, 0.2), (130.0, 0.3)]
+    draws = np.random.default_rng(1).standard_normal((200_000, 3))
+    means, deviations = np.array(costs).T
+    drawn = means * np.exp(deviations * draws - deviations**2 / 2)
+    share = float((drawn.argmin(axis=1) == 0).mean())
+    assert chance_of_cheapest(*costs[0], costs[1:]) == pytest.approx(share, abs=5e-3)
+    assert chance_of_cheapest(50.0, 0.1, [(50.0, 0.1)]) == pytest.approx(0.5)
+    assert chance_of_cheapest(0.0, 0.1, [(1.0, 0.1)]) == 1 and chance_of_cheapest(1.0, 0.1, [(0.0, 0.1)]) == 0
+
+
+def test_predictions_that_err_alike_leave_open_what_machines_differ_by() -> None:
+    job, rates = replace(JOB, samples=3.6e9), [CHEAP[1]]
+    one, other = (
+        configuration("g6e.xlarge", speed, recipe=recipe, by="C", deviation=0.3)
+        for recipe, speed in {"compile": 50, "bf16": 49}.items()
+    )
+    found = recommend(choices_of([one, other], rates, job), Limits())
+    assert found.chance is not None and 0.7 < found.chance < 0.9
+
+
 def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is_not() -> None:
     job = replace(JOB, samples=3.6e9)
     wide = configuration("g5.xlarge", 50, by="C", deviation=0.5)  # $22,000 or so against $20,000
@@ -465,7 +488,7 @@ def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is
     assert found.experiment.saves_usd > 1000 > 10 > found.experiment.usd
     # The same, but so short that the saving is not worth a person's time.
     short = recommend(choices_of([CHEAP[0], wide], rates, replace(job, samples=4e6)), Limits())
-    assert short.experiment is not None and found.experiment.is_worth_it and not short.experiment.is_worth_it
+    assert short.experiment is not None and found.proposed is found.experiment and short.proposed is None
     assert as_text(short, width=120).startswith("Train on g6e.xlarge")
     assert as_text(found, width=120).startswith("Best so far is g6e.xlarge")
     # The pick stays the cheapest unless a measurement would change it; its own range is narrow.

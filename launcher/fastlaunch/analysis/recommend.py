@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fastlaunch.analysis.configurations import Configuration, LeftOut
 from fastlaunch.analysis.cost import SPOT, Assumptions, Cost, Purchase, Training, cost_of, training_of
+from fastlaunch.analysis.differences import MACHINE
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate, times_as_fast
@@ -125,10 +126,6 @@ class Experiment:
     def net_usd(self) -> float:
         return self.saves_usd - self.usd
 
-    @property
-    def is_worth_it(self) -> bool:
-        return self.net_usd >= _WORTH_USD
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -193,6 +190,11 @@ class Recommendation:
     published: tuple[PublishedSpeed, ...] = ()  # of like fine-tuning, by GPU
     #: The row whose global batch the others keep; None if nothing was measured.
     reference: Setup | None = None
+
+    @property
+    def proposed(self) -> Experiment | None:
+        """The measurement to make first, if there is one that is worth a person's time."""
+        return self.experiment if self.experiment and self.experiment.net_usd >= _WORTH_USD else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,12 +441,17 @@ def _rival(pick: Choice, others: Ids, choices: Choices) -> Rival | None:
 def _chance(pick: int, within: Ids, choices: Choices) -> float:
     """Return the probability that the pick is the cheapest of those within the limits.
 
-    Costs are lognormal, each with its mean and range, and independent but for predictions that err alike.
+    Costs are lognormal, each with its mean and range, and independent. Where predictions err alike, one
+    choice stands for all; those that err like the pick's differ from it as machines do.
     """
     settled, picked = choices.labels(lambda one, _: _settled_by(one)), choices[pick]
-    others = [choices[int(id)] for id in _firsts(within, settled) if settled[id] != settled[pick]]
-    open_to = [other for other in others if other.may_cost_less_than(picked)]
-    return chance_of_cheapest(*_uncertain(picked), [*map(_uncertain, open_to)])
+    alike = within[(settled[within] == settled[pick]) & (within != pick)]
+    apart = _firsts(within[settled[within] != settled[pick]], settled)
+    open_to = [other for id in apart if (other := choices[int(id)]).may_cost_less_than(picked)]
+    chance = chance_of_cheapest(*_uncertain(picked), [*map(_uncertain, open_to)])
+    if len(alike) and picked.usd > 0 and (other := choices[int(alike[0])]).may_cost_less_than(picked):
+        chance *= _normal(math.log(other.usd / picked.usd) / (MACHINE * math.sqrt(2)))
+    return chance
 
 
 def _uncertain(choice: Choice) -> tuple[float, float]:
@@ -455,14 +462,15 @@ def _uncertain(choice: Choice) -> tuple[float, float]:
 def chance_of_cheapest(usd: float, deviation: float, others: Sequence[tuple[float, float]]) -> float:
     """Return the probability that a lognormal cost is below all others, which are independent.
 
-    Each has a mean in USD and the deviation of its logarithm, above 0.
+    Each has a mean in USD and the deviation of its logarithm, above 0. What costs nothing is the cheapest.
     """
+    if usd <= 0 or any(other <= 0 for other, _ in others):
+        return float(usd <= 0)
     draws = (NormalDist().inv_cdf((number + 0.5) / _NUM_DRAWS) for number in range(_NUM_DRAWS))
     costs = [usd * math.exp(deviation * draw - deviation**2 / 2) for draw in draws]
     return math.fsum(
-        math.prod(1 - expected_saving(other, of_other, cost)[0] for other, of_other in others if other > 0)
+        math.prod(1 - expected_saving(other, of_other, cost)[0] for other, of_other in others)
         for cost in costs
-        if cost > 0
     ) / len(costs)
 
 

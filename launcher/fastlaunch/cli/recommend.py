@@ -168,9 +168,8 @@ def recommend(
     if emit and recommendation.pick:
         check_purchase(emit, recommendation.pick.purchase.price.purchase)
         return _emit(recommendation.command, emit, given)
-    experiment = recommendation.experiment
-    worth = experiment if experiment and experiment.is_worth_it else None
-    command = (worth and worth.command) or recommendation.command
+    proposed = recommendation.proposed
+    command = (proposed and proposed.command) or recommendation.command
     # The text ends with the commands of a pick.
     if command and (output != "table" or recommendation.pick is None):
         next_command(command)

@@ -12,7 +12,7 @@ from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.convergence import MARGIN, WITHIN
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Evidence, Rate, in_one_part
-from fastlaunch.analysis.recommend import Choice, Experiment, Limits, Recommendation
+from fastlaunch.analysis.recommend import Choice, Limits, Recommendation
 from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
@@ -84,7 +84,7 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
     if in_full and (recommendation.num_choices or not _unbought(recommendation)):
         below.append(_memory(recommendation, width))
     below.append(bulleted(_notes(recommendation, lines, letters.in_words, in_full=in_full), width))
-    experiment = _worth(recommendation)
+    experiment = recommendation.proposed
     commands = {
         "image": recommendation.build,
         "measure first": experiment.command if experiment else None,
@@ -99,7 +99,7 @@ def as_text(recommendation: Recommendation, *, width: int, in_full: bool = False
 
 def _weighed(recommendation: Recommendation) -> list[Choice]:
     """Return the choices that the first sentences weigh, the pick first."""
-    experiment, rival = _worth(recommendation), recommendation.rival
+    experiment, rival = recommendation.proposed, recommendation.rival
     weighed = (
         *(recommendation.pick, recommendation.runner_up, _closest(recommendation)),
         *(experiment and experiment.choice, rival and rival.choice),
@@ -136,7 +136,7 @@ def sentence(recommendation: Recommendation, letters: Labels = NO_LETTERS) -> st
         rate = pick.configuration.rate
         name = _named(pick, recommendation, letters)
         once = ", in one run" if rate.row and is_single(rate.row.group) else ""
-        advice = "Best so far is" if _worth(recommendation) else "Train on"
+        advice = "Best so far is" if recommendation.proposed else "Train on"
         evidence = f"{_IN_WORDS[rate.evidence]}{_class(rate)}{once}"
         return at_a_glance(
             f"{advice} {name}: {cost_text(pick.total)}, {evidence}.",
@@ -224,7 +224,7 @@ def why(
 
 def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
     """Yield whether the pick is settled, what may beat it, the runner-up, and whether it learns."""
-    runner_up, worth, rival = recommendation.runner_up, _worth(recommendation), recommendation.rival
+    runner_up, worth, rival = recommendation.runner_up, recommendation.proposed, recommendation.rival
     other = worth.choice if worth else rival.choice if rival else None
     has_range = all(choice.total.usd.low for choice in (pick, runner_up) if choice)
     is_open = runner_up is not None and runner_up.may_cost_less_than(pick)
@@ -239,7 +239,7 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
     if not has_range:
         yield f"Not settled, for want of a range.{may_be}"
     elif recommendation.chance is not None and (is_open or may_be):
-        chance = f"{100 * recommendation.chance:.0f}%"
+        chance = f"{min(max(100 * recommendation.chance, 1), 99):.0f}%"
         reason = ", and taken for its stronger evidence" if runner_up and runner_up.usd < pick.usd else ""
         yield f"The pick is the cheapest of all with probability {chance}{reason}.{may_be}"
     if row := pick.configuration.rate.row:
@@ -249,19 +249,11 @@ def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> 
 
 def _beside(choice: Choice, pick: Choice) -> str:
     """Return `, 1.6% dearer`; empty where the pick costs nothing."""
-    percent = 100 * (choice.usd / pick.usd - 1) if pick.usd else math.nan
+    if not pick.usd:
+        return ""
+    percent = 100 * (choice.usd / pick.usd - 1)
     digits = int(abs(percent) < 9.95)
-    return (
-        ""
-        if math.isnan(percent)
-        else f", {abs(percent):.{digits}f}% {'dearer' if percent >= 0 else 'cheaper'}"
-    )
-
-
-def _worth(recommendation: Recommendation) -> Experiment | None:
-    """Return the measurement to propose, if there is one."""
-    experiment = recommendation.experiment
-    return experiment if experiment and experiment.is_worth_it else None
+    return f", {abs(percent):.{digits}f}% {'dearer' if percent >= 0 else 'cheaper'}"
 
 
 def _next(recommendation: Recommendation, letters: Letters) -> str:
@@ -271,7 +263,7 @@ def _next(recommendation: Recommendation, letters: Letters) -> str:
         return ""
     if experiment is None:
         return "Next: train now; no measurement would save as much as it costs."
-    if not experiment.is_worth_it:
+    if recommendation.proposed is None:
         return f"Next: train now; measuring first would save only ${dollars(experiment.net_usd)} on average."
     choice, pick = experiment.choice, recommendation.pick
     what = choice.instance if choice.instance != pick.instance else _recipe(choice, letters.in_words)
