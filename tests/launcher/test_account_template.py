@@ -152,6 +152,24 @@ def test_the_command_prints_one_policy_or_all_with_the_config_files_names(
         assert run(["iam", "print", *refused]) == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("--bucket", text) for text in ("*", "acme-*", "acme?", "${aws:userid}")),
+        *((option, "*") for option in ("--prefix", "--account", "--repository", "--zone")),
+        ("--kms-key", KEY.replace("123456789012", "*")),
+        ("--node-role", "arn:aws:iam::123456789012:role/*"),
+        *((option, "*") for option in ("--queue", "--only-region", "--only-vpc")),
+    ],
+)
+def test_a_name_that_stands_for_others_is_refused(
+    option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["iam", "print", "--cloudformation", "--bucket", "acme", option, text]) == 2
+    out, err = capsys.readouterr()
+    assert not out and f"{text!r} would allow others, too" in err
+
+
 def test_the_role_of_a_profile_made_by_the_template_has_to_be_named(
     isolated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

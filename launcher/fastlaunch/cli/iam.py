@@ -1,6 +1,8 @@
 """`fastlaunch iam print`: what an account must allow, as policies or as a template that makes everything."""
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -110,6 +112,7 @@ def print_(
         check_folder(uri)
     given["inputs"] = tuple(f"{uri.rstrip('/')}/" for uri in given["inputs"])
     names = {key: value for key, value in _names(settings, region, given).items() if value is not None}
+    _check_one_name_each({**names, "zones": zones})
     if not cloudformation:
         profile = settings.region_settings(region).instance_profile
         if profile not in (None, _BY_HAND) and "node_role" not in names:
@@ -136,6 +139,8 @@ def print_(
     )
 
 
+#: What stands for any name in a policy.
+_SEVERAL = re.compile(r"[*?$\s]")
 #: The machines' role and instance profile, if both were made by hand as in docs/setup.md.
 _BY_HAND = "fastlaunch-node"
 _NAMED_BY_THE_TEMPLATE = {"account", "partition", "node_role", "training_role", "scheduler_role"}
@@ -159,6 +164,16 @@ def _names(settings: Settings, region: str, given: dict[str, Any]) -> dict[str, 
         "training_role": here.role,
         "scheduler_role": here.scheduler_role,
     }
+
+
+def _check_one_name_each(names: Mapping[str, Any]) -> None:
+    """Raise UserError for a name in which a policy's wildcard or variable would stand for others, too."""
+    for key, value in names.items():
+        for text in value if isinstance(value, tuple) else (value,):
+            # Types of instances may be a pattern, as the help of the option says.
+            if key != "instance_types" and isinstance(text, str) and _SEVERAL.search(text):
+                what = key.replace("_", " ").removesuffix("s")
+                raise UserError(f"{what} {text!r} would allow others, too", "write it out, without *, ? or $")
 
 
 def _policies(name: str | None, names: dict[str, Any]) -> str:
