@@ -96,7 +96,10 @@ def verdicts_of(world: World, options: Options) -> Verdicts | None:
 
 @dataclass(kw_only=True)
 class PlannedLooks:
-    """Looks at a submission after each of its rounds from the third on; by `elimination` after each run."""
+    """Looks at a submission after each of its rounds from the third on; by `elimination` after each run.
+
+    If all rows but one have failed, the first look is after the first round.
+    """
 
     #: None with `elimination`.
     verdicts: Verdicts | None
@@ -158,7 +161,10 @@ class PlannedLooks:
         if num_rounds >= 1 and not self._is_pace_reported:
             self._is_pace_reported = True
             self._report_pace([run for run in runs if specs[run.id].round == 1], _most_rounds(specs))
-        if num_rounds >= FIRST_LOOK and num_rounds > self._num_rounds:
+        rows = {specs[run.id].without_seed for run in runs}
+        left = {specs[run.id].without_seed for run in runs if _may_count(run)}
+        first_look = 1 if len(left) == 1 < len(rows) else FIRST_LOOK
+        if num_rounds >= first_look and num_rounds > self._num_rounds:
             self._num_rounds = num_rounds
             self._look([run for run in runs if (specs[run.id].round or 0) <= num_rounds], specs)
 
@@ -226,6 +232,11 @@ class PlannedLooks:
 
 def _most_rounds(specs: Mapping[str, Job]) -> int:
     return max(spec.max_rounds or 0 for spec in specs.values())
+
+
+def _may_count(run: Run) -> bool:
+    """Return whether the run has a result, or may get one."""
+    return not run.state.is_final or run.state is RunState.COMPLETED
 
 
 def _not_ended(runs: Sequence[Run]) -> Iterator[Run]:
