@@ -153,7 +153,9 @@ def picks(rows: Sequence[Mapping[str, str]]) -> Iterator[Pick]:
                     chance = None
                     if method == METHODS[0]:
                         costs = {name: (sold[name] / math.exp(guess[name]), spread[name]) for name in case}
-                        chance = chance_of_cheapest(*costs.pop(pick), [*costs.values()])
+                        usd, deviation = costs.pop(pick)
+                        others = [(*cost, math.inf) for cost in costs.values()]
+                        chance = chance_of_cheapest(usd, deviation, others)
                     yield Pick(
                         workload=(one.workload, one.family),
                         known=known,

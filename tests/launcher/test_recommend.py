@@ -447,6 +447,10 @@ def test_the_value_of_a_measurement_is_that_of_draws(usd: float) -> None:
     z = [NormalDist().inv_cdf((k + 0.5) / num) for k in range(num)]
     costs = [usd * math.exp(deviation * each - deviation**2 / 2) for each in z]
     below = [max(0.0, against_usd - cost) for cost in costs]
+    at_most = [max(0.0, against_usd - cost) for cost in costs if cost < 80]
+    probability, saving = expected_saving(usd, deviation, against_usd, at_most=80.0)
+    assert probability == pytest.approx(sum(cost < 80 for cost in costs) / num, abs=1e-3)
+    assert saving == pytest.approx(sum(at_most) / num, rel=1e-2)
     probability, saving = expected_saving(usd, deviation, against_usd)
     assert probability == pytest.approx(sum(cost < against_usd for cost in costs) / num, abs=1e-3)
     assert saving == pytest.approx(sum(below) / num, rel=1e-2)
@@ -461,9 +465,12 @@ def test_the_chance_of_being_the_cheapest_is_that_of_draws() -> None:
     means, deviations = np.array(costs).T
     drawn = means * np.exp(deviations * draws - deviations**2 / 2)
     share = float((drawn.argmin(axis=1) == 0).mean())
-    assert chance_of_cheapest(*costs[0], costs[1:]) == pytest.approx(share, abs=5e-3)
-    assert chance_of_cheapest(50.0, 0.1, [(50.0, 0.1)]) == pytest.approx(0.5)
-    assert chance_of_cheapest(0.0, 0.1, [(1.0, 0.1)]) == 1 and chance_of_cheapest(1.0, 0.1, [(0.0, 0.1)]) == 0
+    others = [(*cost, math.inf) for cost in costs[1:]]
+    assert chance_of_cheapest(*costs[0], others) == pytest.approx(share, abs=5e-3)
+    assert chance_of_cheapest(50.0, 0.1, [(50.0, 0.1, math.inf)]) == pytest.approx(0.5)
+    assert chance_of_cheapest(50.0, 0.1, [(50.0, 0.1, 30.0)]) == pytest.approx(1.0)
+    assert chance_of_cheapest(0.0, 0.1, others) == 1
+    assert chance_of_cheapest(1.0, 0.1, [(0.0, 0.1, math.inf)]) == 0
 
 
 def test_predictions_that_err_alike_leave_open_what_machines_differ_by() -> None:
@@ -491,11 +498,19 @@ def test_a_wide_prediction_near_the_pick_is_measured_and_a_narrow_one_far_off_is
     assert short.experiment is not None and found.proposed is found.experiment and short.proposed is None
     assert as_text(short, width=120).startswith("Train on g6e.xlarge")
     assert as_text(found, width=120).startswith("Best so far is g6e.xlarge")
-    # The pick stays the cheapest unless a measurement would change it; its own range is narrow.
-    assert found.chance == pytest.approx(1 - found.experiment.probability, abs=0.02)
+    # The pick stays the cheapest unless a measurement would change it.
+    known = configuration("g6e.xlarge", 25, deviation=0.01)
+    ranged = recommend(choices_of([known, wide], rates, job), Limits())
+    assert ranged.experiment is not None and ranged.chance == pytest.approx(
+        1 - ranged.experiment.probability, abs=0.02
+    )
+    # What is likely to be late is counted as far as it would be in time.
+    hours = found.pick.hours
+    late = recommend(choices_of([known, wide], rates, job), Limits(deadline_hours=1.1 * hours))
+    assert late.experiment is None or late.experiment.probability < ranged.experiment.probability
     narrow = configuration("g5.xlarge", 25, by="A", deviation=0.05)
     found = recommend(choices_of([CHEAP[0], narrow], rates, job), Limits())
-    assert found.experiment is None and found.chance == 1
+    assert found.experiment is None
 
 
 def test_the_command_of_a_script_has_its_variant_and_where_it_runs() -> None:
@@ -614,20 +629,40 @@ def test_the_commands_are_taken_by_submit(
     commands = [found["command"], *([each["command"]] if (each := found["next_experiment"]) else [])]
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("To train, or not to train.\n" * 100)
-    folder = "/opt/ml/input/data/train"
     filled = {
-        "URI@sha256:...": [IMAGE],
-        "file:PATH": [f"file:{corpus}"],
-        "folder:PATH": [f"folder:{folder}", "--input", "train=s3://acme-data/train"],
+        "URI@sha256:...": IMAGE,
+        "file:PATH": f"file:{corpus}",
+        "train=s3://BUCKET/PREFIX": "train=s3://acme-data/train",
     }
     for command in commands:
-        words = [word for text in shlex.split(command) for word in filled.get(text, [text])]
+        words = [filled.get(text, text) for text in shlex.split(command)]
         assert run([*words[1:], "--dry-run"]) == 0
     # A training reads data and keeps checkpoints; a measurement does neither.
-    assert [("PATH" in command, "--checkpoint-every" in command) for command in commands] == [
+    assert [("--data " in command, "--checkpoint-every" in command) for command in commands] == [
         (True, True),
         *([(False, False)] * len(commands[1:])),
     ]
+
+
+def test_no_command_is_printed_that_submit_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Four steps give no step time, but a loss on held-out data.
+    short = data(capsys, "--workload", "vit-huge", "--samples", "1k")["command"]
+    assert short.endswith("--steps 4 --max-hours 1 --checkpoint-every 4 --eval-every 4")
+    words = [text.replace("BUCKET/PREFIX", "acme/train") for text in shlex.split(short)]
+    assert run([*words[1:], "--dry-run"]) == 0
+    assert data(capsys, "--workload", "vit-huge", "--samples", "100G")["command"] is None
+    _, whole = screen(capsys, "--workload", "vit-huge", "--samples", "100G")
+    assert "no command: the training may take longer than the 30 days" in " ".join(whole.split())
+    # A script of which only figures are known.
+    table = tmp_path / "figures.csv"
+    header = "workload,instance,num_nodes,recipe,batch_size_per_gpu,num_gpus,step_time_s,measured_on,source"
+    rows = [f"train.py,p5.48xlarge,1,x={n},64,8,{0.4 - n / 10},2026-07-01,mine" for n in (1, 2)]
+    table.write_text("\n".join([header, *rows]) + "\n")
+    assert run(["runs", "import", str(table)]) == 0
+    found = data(capsys, "--workload", "train.py", "--samples", "100M")
+    assert found["pick"] and found["command"] is None
 
 
 def test_a_model_that_nobody_ran_is_predicted_by_its_size(
@@ -1034,7 +1069,7 @@ def test_an_answer_says_what_stands_in_the_way_at_a_glance(
         (("--prices-as-of", "2026-07-20"), "Second: p5.4xlarge with fp8-fused last_block=class_token, "),
         (
             ("--prices-as-of", "2023-11-15", "--batch-equivalent", "--allow-unverified"),
-            "Second: p4d.24xlarge with te-article, 0.6% dearer: $595, 18.2 h, as published.\nNot settled",
+            "Second: p4d.24xlarge with te-article, 0.6% dearer: $595, 18.2 h, published.\nNot settled",
         ),
     ],
 )
@@ -1050,9 +1085,7 @@ def test_two_of_one_machine_are_told_apart_by_the_rounds_that_both_ran() -> None
     recommended = fastlaunch.recommend("vit-huge", "100M", measured_only=True, prices_as_of="2026-07-20")
     pick, second = recommended.pick, recommended.runner_up
     assert pick and second and second.overlaps(pick) and not second.may_cost_less_than(pick)
-    assert re.search(
-        r"^Second: .*, 1\.\d+% dearer: .*, measured on the same GPU; settled\.$", " ".join(why(recommended))
-    )
+    assert re.search(r"^Second: .*, 1\.\d+% dearer: .*, same GPU; settled\.$", " ".join(why(recommended)))
     rate = second.configuration.rate
     alone = replace(second, configuration=replace(second.configuration, rate=replace(rate, row=None)))
     assert (

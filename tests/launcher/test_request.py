@@ -11,7 +11,8 @@ import pytest
 from ec2_builders import catalogue
 
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.jobs.build import FEWEST_TIMED_STEPS, build_jobs
+from fastlaunch.core.ownership import FEWEST_TIMED_STEPS
+from fastlaunch.jobs.build import build_jobs
 from fastlaunch.jobs.job import Inputs, Job, entrypoint_arguments
 from fastlaunch.jobs.machine import Machine, this_machine
 from fastlaunch.jobs.options import Options

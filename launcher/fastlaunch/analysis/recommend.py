@@ -22,8 +22,16 @@ from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR
 from fastlaunch.analysis.rate import RANGE_DEVIATIONS, Evidence, PublishedSpeed, Rate, times_as_fast
 from fastlaunch.analysis.spot import forecast_spot, steps_between
-from fastlaunch.analysis.suggest import ON_DISK, Place, reads, rented, submit_command
+from fastlaunch.analysis.suggest import (
+    ON_DISK,
+    Place,
+    data_options,
+    known_workload,
+    rented,
+    submit_command,
+)
 from fastlaunch.core.errors import UserError
+from fastlaunch.core.ownership import FEWEST_TIMED_STEPS, MAX_MINUTES
 from fastlaunch.measure.summary import Checkpoints, Interval, Quality, RunSummary, Setup
 
 Array = NDArray[np.float64]
@@ -139,6 +147,13 @@ class Limits:
         usd, hours = _ends(choice.total.usd)[2], _ends(choice.total.hours)[2]
         return bool(self.keep(usd, hours))
 
+    def most_usd(self, choice: Choice) -> float:
+        """Return the most that the choice may cost within the limits, if its time goes with its cost."""
+        budget = math.inf if self.budget_usd is None else self.budget_usd
+        if self.deadline_hours is None or choice.hours <= 0:
+            return budget
+        return min(budget, choice.usd * self.deadline_hours / choice.hours)
+
     def keep(self, usd: Any, hours: Any) -> Any:
         """Return whether dollars and hours are within the limits, as a truth value or a mask."""
         most_hours = math.inf if self.deadline_hours is None else self.deadline_hours
@@ -172,7 +187,7 @@ class Recommendation:
     pick: Choice | None
     runner_up: Choice | None  # the next cheapest with another instance type, recipe or purchase option
     rival: Rival | None  # on another instance type, which may be cheaper than the pick
-    chance: float | None  # that the pick is the cheapest within the limits; None without a pick
+    chance: float | None  # that the pick is the cheapest within the limits; None without a pick or its range
     cheapest_measured: Choice | None  # within the limits
     break_even: BreakEven | None
     front: tuple[Choice, ...]  # no other choice is both cheaper and faster; the cheapest first
@@ -396,7 +411,7 @@ def recommend(
         runner_up=first(within[kinds[within] != kinds[at]]) if at is not None else None,
         cheapest_measured=first(within[is_measured[choices.configuration_ids[within]]]),
         rival=_rival(pick, others, choices) if pick else None,
-        chance=_chance(at, within, choices) if at is not None else None,
+        chance=_chance(at, order, choices, limits) if at is not None else None,
         break_even=break_even(pick, elsewhere, choices.job)
         if pick and elsewhere and pick.usd <= elsewhere.usd
         else None,
@@ -438,38 +453,50 @@ def _rival(pick: Choice, others: Ids, choices: Choices) -> Rival | None:
     return Rival(choice=choice, usd=cost.usd.value, hours=cost.hours.value)
 
 
-def _chance(pick: int, within: Ids, choices: Choices) -> float:
-    """Return the probability that the pick is the cheapest of those within the limits.
+def _chance(pick: int, order: Ids, choices: Choices, limits: Limits) -> float | None:
+    """Return the probability that the pick is the cheapest within the limits; None if it has no range.
 
     Costs are lognormal, each with its mean and range, and independent. Where predictions err alike, one
     choice stands for all; those that err like the pick's differ from it as machines do.
     """
     settled, picked = choices.labels(lambda one, _: _settled_by(one)), choices[pick]
-    alike = within[(settled[within] == settled[pick]) & (within != pick)]
-    apart = _firsts(within[settled[within] != settled[pick]], settled)
-    open_to = [other for id in apart if (other := choices[int(id)]).may_cost_less_than(picked)]
-    chance = chance_of_cheapest(*_uncertain(picked), [*map(_uncertain, open_to)])
-    if len(alike) and picked.usd > 0 and (other := choices[int(alike[0])]).may_cost_less_than(picked):
-        chance *= _normal(math.log(other.usd / picked.usd) / (MACHINE * math.sqrt(2)))
+    if picked.total.usd.low is None and picked.usd > 0:
+        return None
+    possible = order[limits.keep(choices.usd[1], choices.hours[1])[order]]
+    like_pick = order[
+        limits.keep(choices.usd[2], choices.hours[2])[order] & (settled[order] == settled[pick])
+    ]
+    alike = [choices[int(id)] for id in like_pick[:2] if id != pick]
+    apart = [choices[int(id)] for id in _firsts(possible, settled) if settled[id] != settled[pick]]
+    chance = chance_of_cheapest(
+        picked.usd,
+        deviation_of(picked),
+        [
+            (other.usd, deviation_of(other), limits.most_usd(other))
+            for other in apart
+            if other.may_cost_less_than(picked)
+        ],
+    )
+    for other in alike[:1]:
+        if picked.usd > 0 and other.may_cost_less_than(picked):
+            chance *= _normal(math.log(other.usd / picked.usd) / (MACHINE * math.sqrt(2)))
     return chance
 
 
-def _uncertain(choice: Choice) -> tuple[float, float]:
-    """Return the mean of the choice's cost in USD, and the deviation of its logarithm."""
-    return choice.usd, deviation_of(choice)
-
-
-def chance_of_cheapest(usd: float, deviation: float, others: Sequence[tuple[float, float]]) -> float:
+def chance_of_cheapest(usd: float, deviation: float, others: Sequence[tuple[float, float, float]]) -> float:
     """Return the probability that a lognormal cost is below all others, which are independent.
 
-    Each has a mean in USD and the deviation of its logarithm, above 0. What costs nothing is the cheapest.
+    It has a mean in USD and the deviation of its logarithm, above 0; another one also has the most at which
+    it counts. What costs nothing is the cheapest.
     """
-    if usd <= 0 or any(other <= 0 for other, _ in others):
+    if usd <= 0 or any(other <= 0 for other, _, _ in others):
         return float(usd <= 0)
     draws = (NormalDist().inv_cdf((number + 0.5) / _NUM_DRAWS) for number in range(_NUM_DRAWS))
     costs = [usd * math.exp(deviation * draw - deviation**2 / 2) for draw in draws]
     return math.fsum(
-        math.prod(1 - expected_saving(other, of_other, cost)[0] for other, of_other in others)
+        math.prod(
+            1 - expected_saving(other, of_other, cost, at_most=most)[0] for other, of_other, most in others
+        )
         for cost in costs
     ) / len(costs)
 
@@ -544,8 +571,9 @@ def next_experiment(choices: Choices, order: Ids, limits: Limits, pick: int) -> 
         if choice.usd <= 0 or (is_pick and not rivals):
             continue
         against_usd = rivals[0].usd if is_pick else picked.usd
+        at_most = math.inf if is_pick else limits.most_usd(choice)
         probability, saves_usd = expected_saving(
-            choice.usd, deviation_of(choice), against_usd, dearer=is_pick
+            choice.usd, deviation_of(choice), against_usd, dearer=is_pick, at_most=at_most
         )
         worth_usd = best.net_usd if best else 0.0
         if saves_usd <= worth_usd:
@@ -579,15 +607,18 @@ def deviation_of(choice: Choice) -> float:
 
 
 def expected_saving(
-    usd: float, deviation: float, against_usd: float, *, dearer: bool = False
+    usd: float, deviation: float, against_usd: float, *, dearer: bool = False, at_most: float = math.inf
 ) -> tuple[float, float]:
     """Return the probability that a cost turns out below `against_usd`, and E[max(0, against_usd - cost)].
 
-    The cost is lognormal with mean `usd`; deviation: of its logarithm, above 0. dearer: return the
-    probability of a cost above `against_usd`, and E[max(0, cost - against_usd)]. The formula is Black and
-    Scholes' for options.
+    The cost is lognormal with mean `usd`; deviation: of its logarithm, above 0. at_most: count no larger
+    cost. dearer: return the probability of a cost above `against_usd`, and E[max(0, cost - against_usd)]. The
+    formula is Black and Scholes' for options.
     """
-    d = (math.log(against_usd / usd) + deviation**2 / 2) / deviation
+    below = min(against_usd, at_most)
+    if below <= 0:
+        return 0.0, 0.0
+    d = (math.log(below / usd) + deviation**2 / 2) / deviation
     if dearer:
         return _normal(-d), usd * _normal(deviation - d) - against_usd * _normal(-d)
     return _normal(d), against_usd * _normal(d) - usd * _normal(d - deviation)
@@ -609,14 +640,24 @@ def probe_total(choice: Choice, job: Task) -> Cost:
     return _cost(training, choice.purchase, replace(job, steps_only=False))
 
 
-def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | None:
-    """Return the command to train or measure the choice; None for a script of unknown command.
+def _max_hours(hours: Interval) -> int:
+    return max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
 
-    A training reads data, for whose path the user fills in PATH, and keeps checkpoints.
+
+def takes_too_long(choice: Choice) -> bool:
+    """Return whether the training may last longer than a job can."""
+    return _max_hours(choice.total.hours) * 60 > MAX_MINUTES
+
+
+def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | None:
+    """Return the command to train or measure the choice; None if `submit` takes none.
+
+    It takes no script of unknown command, and nothing that may last more than MAX_MINUTES. A training reads
+    data, for which the user fills in PATH or BUCKET/PREFIX, and keeps checkpoints.
     """
     configuration, price = choice.configuration, choice.purchase.price
     hours = (probe_total(choice, job) if is_probe else choice.total).hours
-    max_hours = max(1, math.ceil((hours.high or hours.value) * (1 + _MARGIN)))
+    max_hours = _max_hours(hours)
     region = None if price.region == job.own_region else price.region
     place = Place(service=price.service, region=region, purchase=price.purchase)
     samples = job.samples * configuration.samples_factor
@@ -629,18 +670,31 @@ def command_of(choice: Choice, job: Task, *, is_probe: bool = False) -> str | No
         batch_size_per_gpu=configuration.query.batch_size_per_gpu,
     )
     like = replace(job.like, num_steps=steps, setup=setup, quality=Quality(), checkpoints=Checkpoints())
-    data = reads(job.workload) if job.with_data and not is_probe else None
-    if data and setup.data not in ON_DISK:
-        like = replace(like, setup=replace(setup, data=data))
     step_time_s = configuration.samples_per_step / configuration.rate.samples_per_s.value
     every_s = choice.total.checkpoint_every_s
     every = min(steps_between(every_s or _SAVE_EVERY_S, step_time_s), steps)
     if every_s is not None:
         like = replace(like, checkpoints=Checkpoints(number=1, last_step=every))
+    if takes_too_long(choice) and not is_probe:
+        return None
     if not setup.is_script:
-        command = submit_command([like], [configuration.query.recipe], place=place, first_seed=0, repeats=1)
+        workload = known_workload(job.workload)
+        data = data_options(workload) if workload and job.with_data and not is_probe else ()
+        if workload is None or (steps < FEWEST_TIMED_STEPS and not data):
+            return None
+        is_on_disk = setup.data in ON_DISK
+        command = submit_command(
+            [like],
+            [configuration.query.recipe],
+            place=place,
+            first_seed=0,
+            repeats=1,
+            data=() if is_on_disk else data,
+        )
         command = f"{command.removesuffix(' --seed 0 --repeats 1')} --max-hours {max_hours}"
-        return f"{command} --checkpoint-every {every}" if data and place.purchase != SPOT else command
+        if data and place.purchase != SPOT:
+            command += f" --checkpoint-every {every}"
+        return f"{command} --eval-every {steps}" if steps < FEWEST_TIMED_STEPS else command
     script = job.scripts.get(configuration.recipe)
     if script is None:
         return None

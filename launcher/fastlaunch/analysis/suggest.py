@@ -9,7 +9,7 @@ from fastlaunch.analysis.pooling import MeasuredRun
 from fastlaunch.catalog.hardware import TRAINING_PLAN
 from fastlaunch.measure.summary import RunSummary
 from fastlaunch_train.recipes.recipe import Recipe
-from fastlaunch_train.workloads.registry import WorkloadError, workload_info
+from fastlaunch_train.workloads.registry import WorkloadError, WorkloadInfo, workload_info
 
 #: On spot, `submit` requires checkpoints. For runs without them, propose a quarter of their steps, at most
 #: this, as `submit` does.
@@ -43,15 +43,24 @@ def seeds(first: int, number: int) -> str:
     return f"--seed {first} --repeats {number}"
 
 
-def reads(workload: str) -> str | None:
-    """Return the source of data in ON_DISK that `workload` trains on; None if there is none, or unknown."""
+def known_workload(name: str) -> WorkloadInfo | None:
+    """Return the workload that `submit` takes by this name, if there is one."""
     try:
-        info = workload_info(workload)
+        return workload_info(name)
     except WorkloadError:
         return None
-    if info.is_own or info.sample_unit == "tensors":
-        return None
-    return "file" if info.sample_unit == "sequences" else "folder"
+
+
+def data_options(workload: WorkloadInfo) -> tuple[str, ...]:
+    """Return options with a place for the data that `workload` trains on; empty if it makes its own.
+
+    A file travels to AWS, a folder is fetched from S3.
+    """
+    if workload.is_own or workload.sample_unit == "tensors":
+        return ()
+    if workload.sample_unit == "sequences":
+        return "--data", "file:PATH"
+    return "--input", "train=s3://BUCKET/PREFIX", "--data", "folder:/opt/ml/input/data/train"
 
 
 def submit_command(
@@ -63,12 +72,13 @@ def submit_command(
     repeats: int,
     times_longer: int = 1,
     add_to: str | None = None,
+    data: Sequence[str] = (),
 ) -> str:
     """Return the command for `repeats` more runs like `runs`, with each of `recipes`.
 
     recipes: with the same overrides. place: how the runs' instance was rented, if they had one. Records name
     neither the path of data nor the capacity block: the user fills in PATH and cr-.... add_to: the submission
-    to which the runs are added.
+    to which the runs are added. data: options in place of the runs' data.
     """
     like = runs[0]
     names = [recipe if isinstance(recipe, str) else recipe.name for recipe in recipes]
@@ -83,9 +93,9 @@ def submit_command(
     is_on_gpu = "NVIDIA" in (like.setup.device_name or "")
     if like.setup.instance is None and (like.setup.num_gpus > 1 or is_on_gpu):
         words += ["--nproc", str(like.setup.num_gpus)]
-    if like.setup.data not in ("synthetic", "published"):
+    if data or like.setup.data not in ("synthetic", "published"):
         is_path = like.setup.data in ON_DISK
-        words += ["--data", f"{like.setup.data}:PATH" if is_path else like.setup.data]
+        words += data or ["--data", f"{like.setup.data}:PATH" if is_path else like.setup.data]
     if (num_workers := like.setup.fingerprint.get("num_data_workers")) is not None:
         words += ["--num-workers", num_workers]
     if (model := like.setup.fingerprint.get("model")) is not None:
@@ -128,7 +138,5 @@ def _saves_every(runs: Sequence[RunSummary]) -> int:
 
 
 def _takes_a_length(workload: str) -> bool:
-    try:
-        return "sequence_length" in workload_info(workload).takes
-    except WorkloadError:
-        return False
+    known = known_workload(workload)
+    return known is not None and "sequence_length" in known.takes

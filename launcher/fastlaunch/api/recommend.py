@@ -284,7 +284,8 @@ def _with_image(result: analysis.Recommendation, image: str | None) -> analysis.
     return replace(
         result,
         command=result.command and f"{result.command} {option}",
-        experiment=experiment and replace(experiment, command=f"{experiment.command} {option}"),
+        experiment=experiment
+        and replace(experiment, command=experiment.command and f"{experiment.command} {option}"),
     )
 
 

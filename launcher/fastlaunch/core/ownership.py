@@ -111,6 +111,10 @@ SCHEDULE_PREFIX = "fastlaunch-"
 MAX_REPLACEMENTS = 2
 #: The shortest useful time limit: it covers boot, image pull, saving and uploading.
 MIN_MINUTES = 15
+#: The longest time limit of a job.
+MAX_MINUTES = 30 * 24 * 60
+#: Below so many steps `measure.steptime` finds no step time.
+FEWEST_TIMED_STEPS = 20
 #: For runs that stop once every verdict is settled: the first round that is judged, the most rounds, and
 #: the default number of rounds.
 FIRST_LOOK, MOST_ROUNDS, DEFAULT_MOST_ROUNDS = 3, 12, 8

@@ -12,7 +12,7 @@ from fastlaunch.catalog.experiments import published_experiments
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import Catalogue, check_sold
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.ownership import FIRST_LOOK, MOST_ROUNDS
+from fastlaunch.core.ownership import FEWEST_TIMED_STEPS, FIRST_LOOK, MOST_ROUNDS
 from fastlaunch.jobs.data_sources import DataFile, check_data, check_models, check_travels, data_file
 from fastlaunch.jobs.job import Job, Script, Terms, Variant
 from fastlaunch.jobs.machine import Machine
@@ -36,8 +36,6 @@ from fastlaunch_train.workloads.registry import WorkloadInfo
 MAX_REPEATS = 1000
 GPU_WORKLOAD, CPU_WORKLOAD = "vit-huge", "vit-tiny"
 _CPU_BATCH_SIZE = 8
-#: Below so many steps `measure.steptime` finds no step time.
-FEWEST_TIMED_STEPS = 20
 #: Processes that stand in for several GPUs where there is none.
 _CPU_RANKS = 2
 

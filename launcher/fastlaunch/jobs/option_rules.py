@@ -6,13 +6,12 @@ from dataclasses import fields, replace
 
 from fastlaunch.catalog.hardware import PURCHASE_OPTIONS
 from fastlaunch.core.errors import UnknownName, UserError
-from fastlaunch.core.ownership import MIN_MINUTES, check_tags
+from fastlaunch.core.ownership import MAX_MINUTES, MIN_MINUTES, check_tags
 from fastlaunch.core.settings import RegionSettings, Settings, misfit
 from fastlaunch.core.units import is_region
 from fastlaunch.jobs.options import BACKENDS, ML, OPTIONS, SERVICES, Options
 from fastlaunch_train.node.protocol import input_environment
 
-MAX_MINUTES = 30 * 24 * 60
 #: MaxRuntimeInSeconds: botocore's model of CreateTrainingJob, 1.44.5.
 MAX_TRAINING_MINUTES = 28 * 24 * 60
 _IMAGE = re.compile(r"[a-z0-9.-]*[.:][a-z0-9.:-]*/[a-z0-9._/-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from fastlaunch.catalog.hardware import InstanceType
 from fastlaunch.catalog.prices import age_note
 from fastlaunch.core.errors import UserError
-from fastlaunch.core.ownership import FIRST_LOOK
+from fastlaunch.core.ownership import FEWEST_TIMED_STEPS, FIRST_LOOK
 from fastlaunch.core.units import by_reason
-from fastlaunch.jobs.build import CPU_WORKLOAD, FEWEST_TIMED_STEPS, GPU_WORKLOAD, instances_of
+from fastlaunch.jobs.build import CPU_WORKLOAD, GPU_WORKLOAD, instances_of
 from fastlaunch.jobs.job import Script
 from fastlaunch.jobs.options import BACKENDS, Options
 from fastlaunch.jobs.scripts import scripts_of

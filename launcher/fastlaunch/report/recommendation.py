@@ -12,10 +12,11 @@ from fastlaunch.analysis.configurations import LeftOut
 from fastlaunch.analysis.convergence import MARGIN, WITHIN
 from fastlaunch.analysis.memory import MemoryNeed
 from fastlaunch.analysis.rate import Evidence, Rate, in_one_part
-from fastlaunch.analysis.recommend import Choice, Limits, Recommendation
+from fastlaunch.analysis.recommend import Choice, Limits, Recommendation, takes_too_long
 from fastlaunch.analysis.verdicts import is_single
 from fastlaunch.catalog.hardware import TRAINING_PLAN, identify
 from fastlaunch.catalog.prices import UPDATE_COMMAND
+from fastlaunch.core.ownership import MAX_MINUTES
 from fastlaunch.core.tables import KEPT, Column, table
 from fastlaunch.core.terminal import command_lines, filled
 from fastlaunch.core.units import by_reason
@@ -224,24 +225,30 @@ def why(
 
 def _how_sure(recommendation: Recommendation, pick: Choice, letters: Labels) -> Iterator[str]:
     """Yield whether the pick is settled, what may beat it, the runner-up, and whether it learns."""
-    runner_up, worth, rival = recommendation.runner_up, recommendation.proposed, recommendation.rival
-    other = worth.choice if worth else rival.choice if rival else None
-    has_range = all(choice.total.usd.low for choice in (pick, runner_up) if choice)
+    runner_up, limits = recommendation.runner_up, recommendation.limits
+    within = _limits(limits)
     is_open = runner_up is not None and runner_up.may_cost_less_than(pick)
     may_be = ""
-    if other is not None and other is not pick and other is not runner_up:
-        named = _named(other, recommendation, letters)
-        may_be = f" {named}{_beside(other, pick)}, may be cheaper: {_estimate(other)}."
+    named_next = recommendation.proposed or recommendation.rival
+    other = named_next.choice if named_next else pick
+    if other is not pick and other is not runner_up:
+        is_same = other.configuration.query.recipe == pick.configuration.query.recipe
+        named = f"The same on {_machines(other)}" if is_same else _named(other, recommendation, letters)
+        is_late = other.usd < pick.usd and not limits.allow(other)
+        may_be = f"may keep within {within}" if is_late else "may be cheaper"
+        may_be = f" {named}{_beside(other, pick)}, {may_be}: {_estimate(other)}."
     if runner_up is not None:
         named = _named(runner_up, recommendation, letters)
+        has_range = recommendation.chance is not None and runner_up.total.usd.low is not None
         state = "; settled" if has_range and not is_open else ""
         yield f"Second: {named}{_beside(runner_up, pick)}: {_estimate(runner_up)}{state}."
-    if not has_range:
+    if recommendation.chance is None:
         yield f"Not settled, for want of a range.{may_be}"
-    elif recommendation.chance is not None and (is_open or may_be):
+    elif is_open or may_be:
         chance = f"{min(max(100 * recommendation.chance, 1), 99):.0f}%"
         reason = ", and taken for its stronger evidence" if runner_up and runner_up.usd < pick.usd else ""
-        yield f"The pick is the cheapest of all with probability {chance}{reason}.{may_be}"
+        of_all = f"within {within}" if within else "of all"
+        yield f"The pick is the cheapest {of_all} with probability {chance}{reason}.{may_be}"
     if row := pick.configuration.rate.row:
         for doubt in doubt_of(row, recommendation.job.like.setup, letters):
             yield f"{doubt[0].upper()}{doubt[1:]}."
@@ -252,8 +259,10 @@ def _beside(choice: Choice, pick: Choice) -> str:
     if not pick.usd:
         return ""
     percent = 100 * (choice.usd / pick.usd - 1)
+    if abs(percent) < 0.05:
+        return ", as dear"
     digits = int(abs(percent) < 9.95)
-    return f", {abs(percent):.{digits}f}% {'dearer' if percent >= 0 else 'cheaper'}"
+    return f", {abs(percent):.{digits}f}% {'dearer' if percent > 0 else 'cheaper'}"
 
 
 def _next(recommendation: Recommendation, letters: Letters) -> str:
@@ -266,7 +275,7 @@ def _next(recommendation: Recommendation, letters: Letters) -> str:
     if recommendation.proposed is None:
         return f"Next: train now; measuring first would save only ${dollars(experiment.net_usd)} on average."
     choice, pick = experiment.choice, recommendation.pick
-    what = choice.instance if choice.instance != pick.instance else _recipe(choice, letters.in_words)
+    what = _machines(choice) if choice.instance != pick.instance else _recipe(choice, letters.in_words)
     what = "the pick itself" if choice is pick else what
     return (
         f"Next: measure {what} ({hours_text(experiment.hours)}, ${dollars(experiment.usd)}), then recommend"
@@ -276,9 +285,8 @@ def _next(recommendation: Recommendation, letters: Letters) -> str:
 
 
 def _estimate(choice: Choice) -> str:
-    """Return `$199 (191 to 206), 28.7 h, predicted (class A)`."""
-    rate = choice.configuration.rate
-    return f"{_costs(choice)}, {_IN_WORDS[rate.evidence]}{_class(rate)}"
+    """Return `$199 (191 to 206), 28.7 h, predicted`."""
+    return f"{_costs(choice)}, {choice.configuration.rate.evidence}"
 
 
 def _named(choice: Choice, recommendation: Recommendation, letters: Labels) -> str:
@@ -286,10 +294,14 @@ def _named(choice: Choice, recommendation: Recommendation, letters: Labels) -> s
     query, price = choice.configuration.query, choice.purchase.price
     recipe, num_parts = letters(in_one_part(query.recipe)), query.num_parts
     parts = f" and its batch in {num_parts} parts" if num_parts > 1 else ""
-    nodes = f"{query.num_nodes} x " if query.num_nodes > 1 else ""
     bought = "" if price.purchase == "on-demand" else f" {_BOUGHT[price.purchase]}"
     where = "" if price.region == recommendation.job.own_region else f" in {price.region}"
-    return f"{nodes}{choice.instance} with {recipe}{parts}{bought}{where}"
+    return f"{_machines(choice)} with {recipe}{parts}{bought}{where}"
+
+
+def _machines(choice: Choice) -> str:
+    num_nodes = choice.configuration.query.num_nodes
+    return f"{num_nodes} x {choice.instance}" if num_nodes > 1 else choice.instance
 
 
 def _recipe(choice: Choice, letters: Labels) -> str:
@@ -505,6 +517,12 @@ def _notes(
     )
     if recommendation.pick and (row := recommendation.pick.configuration.rate.row):
         notes += _trains_as_well(row, letters)
+    if recommendation.pick and takes_too_long(recommendation.pick):
+        days = MAX_MINUTES // (24 * 60)
+        notes.append(
+            f"no command: the training may take longer than the {days} days that a job can;"
+            f" --deadline {days}d leaves out what does"
+        )
     if not in_full:
         return notes
     if lines and not recommendation.job.steps_only:
