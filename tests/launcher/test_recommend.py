@@ -644,6 +644,18 @@ def test_the_commands_are_taken_by_submit(
     ]
 
 
+def test_a_sample_of_fewer_tokens_takes_less_time_on_every_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    def tokens_per_s(length: int) -> dict[str, float]:
+        of_8b = ("--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--sequence-length", str(length))
+        choices = data(capsys, *of_8b)["by_instance"]
+        return {choice["instance"]: choice["tokens_per_s"]["value"] for choice in choices}
+
+    usual, short = tokens_per_s(4096), tokens_per_s(512)
+    for instance, per_s in usual.items():
+        # Eight times less would be as if a short sample took as long as a long one.
+        assert per_s / 4 < short[instance] < 2 * per_s, instance
+
+
 def test_no_command_is_printed_that_submit_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

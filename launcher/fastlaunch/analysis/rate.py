@@ -288,11 +288,19 @@ class Subject:
             unit=self.unit,
             params=self.params,
             trained_params=self.tuning.size.num_trained if self.tuning and self.has_adapters else None,
-            flops=self.flops_per_sample,
+            flops=self._flops_of_length(sequence_length),
             sequence=sequence_length,
             task=self.task,
             **place,
         )
+
+    def _flops_of_length(self, tokens: int | None) -> float | None:
+        """Return the FLOPs of a sample of so many tokens, and not of the subject's own length."""
+        if tokens is None or self.unit != "tokens" or not self.flops_per_sample:
+            return self.flops_per_sample
+        if self.tuning is not None:
+            return self.tuning.size.of_length(tokens).flops_per_sample
+        return self.flops_per_sample * tokens / self.units_per_sample
 
 
 def subject_of(
@@ -680,8 +688,13 @@ class Finder:
         fastest: dict[str, dict[str, float]] = defaultdict(dict)
         for (gpu, recipe, _, _, num_gpus), rows in self._rows.items():
             for _, row in rows if self._catalogue.accelerators[gpu].peak_tflops else ():
-                if row.setup.kind != "published" and (rate := row.speed.samples_per_s):
-                    fastest[recipe][gpu] = max(fastest[recipe].get(gpu, 0.0), rate.value / num_gpus)
+                if row.setup.kind == "published" or not row.speed.samples_per_s:
+                    continue
+                # In samples of the subject's length.
+                length = tokens_of_sample(row) or self._subject.units_per_sample
+                share = length / self._subject.units_per_sample if self._subject.unit == "tokens" else 1.0
+                rate = row.speed.samples_per_s.value * share / num_gpus
+                fastest[recipe][gpu] = max(fastest[recipe].get(gpu, 0.0), rate)
         return fastest
 
     def _limit(self, query: Query) -> float:
