@@ -132,7 +132,9 @@ def test_a_model_that_will_not_fit_is_warned_of_with_what_would(
         assert fastlaunch("submit", "--dry-run", *words, *batch, "--recipe", "compile") == 0
         err = capsys.readouterr().err
         assert "does not fit in the memory of L4" in err
-        assert "--recipe compile --set activation_checkpointing=block" in err
+        assert "--recipe compile --set activation_checkpointing=block" in err and "--recipe nf4" in err
+    assert fastlaunch("submit", "--dry-run", *words, "--recipe", "compile") == 0
+    assert "expected: not known" in capsys.readouterr().out
     # Adapters of a high rank take more than what is left beside the frozen weights.
     wide = ("--recipe", "nf4", "--set", "activation_checkpointing=block", "--set-workload", "rank=512")
     assert fastlaunch("submit", "--dry-run", *words, *wide) == 0
@@ -144,6 +146,22 @@ def test_a_model_that_will_not_fit_is_warned_of_with_what_would(
     assert "does not fit" not in shown.err
     (job,) = json.loads(shown.out)["expected"]["jobs"]
     assert job["tokens_per_s"]["value"] == pytest.approx(512 / job["step_time_s"])
+
+
+def test_runs_with_generated_text_tell_the_speed_with_a_file_of_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"text": "abc"}\n' * 50)
+    words = ["--workload", "hf-lora:llama-3.1-8b", "--instance", "p5.4xlarge", "--steps", "40"]
+    words += ["--sequence-length", "4096", "--image", IMAGE, "--output", "json"]
+    steps = []
+    for option in ([], ["--data", str(data)]):
+        assert fastlaunch("submit", "--dry-run", *words, *option) == 0
+        (job,) = json.loads(capsys.readouterr().out)["expected"]["jobs"]
+        assert job["evidence"] == "same GPU"
+        steps.append(job["step_time_s"])
+    assert steps[0] == steps[1]
 
 
 def topics(text: str) -> dict[str, str]:

@@ -320,7 +320,9 @@ def test_tokens_are_counted_by_those_of_a_sample() -> None:
         estimate("p4d.24xlarge", recipe="te-article", samples=None, tokens=1000)
 
 
-def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(sizes: dict[str, Any]) -> None:
+def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(
+    sizes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes["hf-lora:llama-3.1-8b"] = LLAMA_8B
     lora = partial(fastlaunch.estimate, "hf-lora:llama-3.1-8b", tokens="50M")
     assert re.search(
@@ -342,6 +344,11 @@ def test_fine_tuning_that_nobody_ran_is_predicted_where_it_fits(sizes: dict[str,
         lora("g6.xlarge", recipe="compile")
     assert "--sequence-length 1024" in (refused.value.hint or "")
     assert lora("g6.xlarge", recipe="compile", sequence_length=1024).sequence_length == 1024
+    twice_typed = ["--recipe", "liger", "--set", "activation_checkpointing=block", "--output", "json"]
+    capsys.readouterr()
+    lora_8b = ("--workload", "hf-lora:llama-3.1-8b", "--tokens", "50M", "--instance", "g6e.xlarge")
+    assert run(["estimate", *lora_8b, *twice_typed]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens_per_s"] == twice["tokens_per_s"]
     with pytest.raises(UserError, match="epochs"):
         fastlaunch.estimate("hf-lora:llama-3.1-8b", "p5.4xlarge", epochs=1)
 

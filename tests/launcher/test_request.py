@@ -195,7 +195,11 @@ def test_what_cannot_run_here_is_refused_with_what_would(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "a.jsonl is empty"), (b'{"text": "a"}\n{"text": "oops\n', "a.jsonl, line 2: it is not JSON")],
+    [
+        (b"", "a.jsonl is empty"),
+        (b'{"text": ""}\n{"prompt": "a", "completion": ""}\n', "a.jsonl has nothing to predict"),
+        (b'{"text": "a"}\n{"text": "oops\n', "a.jsonl, line 2: it is not JSON"),
+    ],
 )
 def test_rows_that_cannot_be_trained_on_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)

@@ -386,6 +386,10 @@ def test_rows_are_known_by_what_a_file_holds(tmp_path: Path) -> None:
         list(read_rows(Path("a.json"), json.dumps(ROWS).encode()))
     with pytest.raises(WorkloadError, match="has nothing to predict"):
         read_documents(str(write_rows(tmp_path / "c.jsonl", [{"text": ""}] * 3)), ByteTokens(), 64)
+    long = write_rows(tmp_path / "d.jsonl", [{"prompt": "a" * 100, "completion": "b"}] * 3)
+    with pytest.raises(WorkloadError, match="has nothing to predict") as refused:
+        read_documents(str(long), ByteTokens(), 64)
+    assert "give a longer --sequence-length" in refused.value.hint
 
 
 def test_documents_train_and_padding_is_counted(tmp_path: Path) -> None:
@@ -551,6 +555,8 @@ def test_experts_of_a_mixture_get_adapters(tmp_path: Path) -> None:
 def test_arguments_of_another_workload_are_refused() -> None:
     with pytest.raises(WorkloadError, match="takes no --set-workload depth"):
         function_arguments(LORA, ["depth=3"])
+    with pytest.raises(WorkloadError, match="no layer is called foo"):
+        function_arguments("hf-lora:llama-3.1-8b", ["targets=q_proj,foo"])
     with pytest.raises(WorkloadError, match="takes no --set-workload rank"):
         function_arguments(SFT, ["rank=3"])
 

@@ -214,7 +214,7 @@ class FineTuning:
         """Return options of `submit` with which one sample fits on each of the GPUs.
 
         They are activation checkpointing or a shorter sequence with the recipe of this label itself, then
-        other recipes.
+        other recipes, the plainest first.
         """
         original = recipe_of(label)
 
@@ -230,7 +230,8 @@ class FineTuning:
         first = [options.pop(original.name)] if original and original.name in options else []
         lengths = (self.tokens >> halvings for halvings in range(1, self.tokens.bit_length()))
         shorter = next((n for n in lengths if n >= _SHORTEST and original and fits(original, n)), None)
-        return (*first, *([f"--sequence-length {shorter}"] if shorter else []), *options.values())
+        others = sorted(options.values(), key=lambda option: " --set " in option)
+        return (*first, *([f"--sequence-length {shorter}"] if shorter else []), *others)
 
 
 def fine_tuning(workload: str, size: ModelSize | None) -> FineTuning | None:

@@ -530,20 +530,23 @@ class Finder:
         """Return the rate on `num_nodes` nodes, as measured, else as published."""
         num_gpus = num_nodes * query.instance.num_accelerators
         key = (query.instance.accelerator, query.undivided, query.micro_batch, num_nodes, num_gpus)
+        # Tokens of a file are read before the steps, so these take as long as with generated ones.
+        made_up = "synthetic" if query.data == "file" and self._subject.unit == "tokens" else query.data
         fitting = [
             (origin, row)
             for origin, row in self._rows.get(key, ())
             if (query.sequence_length in (None, row.setup.sequence_length))
-            and (query.data is None or row.setup.data in ("published", query.data))
+            and (query.data is None or row.setup.data in ("published", query.data, made_up))
         ]
         if not fitting:
             return None
 
-        def rank(candidate: tuple[Origin, Row]) -> tuple[bool, bool, bool, bool, bool, str, int]:
+        def rank(candidate: tuple[Origin, Row]) -> tuple[bool, bool, bool, bool, bool, bool, str, int]:
             origin, row = candidate
             return (
                 row.setup.kind != "published",
                 not row.is_barred,
+                row.setup.data == query.data,
                 origin is Origin.LEDGER,
                 row.setup.num_parts == query.num_parts,
                 row.setup.instance == query.instance.name,
@@ -567,6 +570,8 @@ class Finder:
         if not is_divided_alike:
             batch = row.setup.batch_size_per_gpu
             assumption = f"measured at batch {batch} per GPU, {query.num_parts} parts assumed as fast"
+        elif query.data not in (None, row.setup.data) and row.setup.data == made_up:
+            assumption = "measured with generated text, which takes a step as long"
         return Rate(samples_per_s=rate, evidence=evidence, row=row, origin=origin, assumption=assumption)
 
     def _predicted(self, queries: Sequence[Query]) -> list[Rate | str]:

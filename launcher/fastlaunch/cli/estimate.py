@@ -52,6 +52,13 @@ from fastlaunch.core.activity import activity
     metavar="RECIPE|NAME=A",
     help="Train with this recipe, or variant of a script.  [default: bf16, or the only one measured]",
 )
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change this field of the recipe; may be repeated.",
+)
 @click.option("--instance", metavar="TYPE", help="Such as p5.48xlarge, or ml.p5.48xlarge on SageMaker.")
 @click.option(
     "--num-nodes",
@@ -97,7 +104,14 @@ from fastlaunch.core.activity import activity
 @with_shared_option
 @all_option
 @output_option
-def estimate(workload: str, instance: str | None, in_full: bool, output: str, **options: Any) -> None:
+def estimate(
+    workload: str,
+    instance: str | None,
+    overrides: tuple[str, ...],
+    in_full: bool,
+    output: str,
+    **options: Any,
+) -> None:
     """Estimate what a training will take and cost, before anything runs.
 
     It goes by the most similar runs in the ledger, or those that come with fastlaunch: the same workload,
@@ -107,6 +121,8 @@ def estimate(workload: str, instance: str | None, in_full: bool, output: str, **
     from fastlaunch.report.cost import cells, notes, part_rows
     from fastlaunch.report.text import bulleted, more_text
 
+    if overrides:
+        options["recipe"] = " ".join([options["recipe"] or "bf16", *overrides])
     if "help" in options["assume"]:
         print_rows(_assumptions(), output=output)
         return

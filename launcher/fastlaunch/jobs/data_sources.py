@@ -161,13 +161,15 @@ def check_rows(path: Path) -> None:
     if not path.is_file() or not is_rows_file(path):
         return
     try:
-        num_rows = sum(1 for _ in read_rows(path, read_bytes(path)))
+        are_empty = [row.is_empty for row in read_rows(path, read_bytes(path))]
     except RowError as error:
         raise UserError(error.message, error.hint) from None
     except OSError as error:
         raise BadFile(path, str(error.strerror)) from None
-    if not num_rows:
+    if not are_empty:
         raise UserError(f"{path} is empty", FORMATS)
+    if all(are_empty):
+        raise UserError(f"{path} has nothing to predict: every text and completion is empty", FORMATS)
 
 
 def check_models(variant: Variant) -> None:

@@ -24,7 +24,7 @@ from fastlaunch.analysis.cost import (
 from fastlaunch.analysis.memory import FINE_TUNING, ModelSize
 from fastlaunch.analysis.pooling import of_newest_version
 from fastlaunch.analysis.pricing import SECONDS_PER_HOUR, accelerator_of
-from fastlaunch.analysis.rate import Finder, Origin, Query, Subject, subject_of
+from fastlaunch.analysis.rate import Finder, Origin, Query, Rate, Subject, subject_of
 from fastlaunch.backends.site import Site
 from fastlaunch.catalog.prices import SERVICES, Catalogue, paid_usd_per_hour
 from fastlaunch.core.errors import UnknownName, UserError
@@ -357,17 +357,21 @@ def expected(
                 wide = replace(subject, tuning=replace(tuning, size=tuning.size.of_rank(rank)))
                 # What was measured of adapters of another rank says nothing about the memory of these.
                 subject, measured = wide, measured if wide == subject else ()
+        fits = True
         try:
             check_memory(query, measured, subject, catalogue)
         except UserError as error:
+            fits = False
             context.report(
                 as_warning(f"{kind.recipe.label} on {kind.workload}: {error.message}: {error.hint}")
             )
         # Another model than the workload's own, and a batch that is searched for, are of unknown speed.
-        rate = None
+        rate: Rate | str | None = None
         samples = _samples(kind, data)
         has_length.append(samples is not None or kind.epochs is None)
-        if kind.batch_size and samples and kind.inputs.model is None:
+        if not fits:
+            rate = "its batch does not fit"
+        elif kind.batch_size and samples and kind.inputs.model is None:
             rate = rows.finder(subject).rate(query)
         if rate is None or isinstance(rate, str):
             unknown.append(f"{name}{f' ({rate})' if rate else ''}")

@@ -485,15 +485,10 @@ def _notes(
     words = "; ".join(_words(recommendation, lines, in_full=in_full))
     notes = [words] if words else []
     on_one = " on one GPU" if any(choice.configuration.query.num_gpus > 1 for choice in lines) else ""
-    # Those of the table hold another recipe.
-    gpus = {identify(choice.configuration.query.instance.accelerator) for choice in lines}
-    in_table = {gpu.name for gpu in gpus if gpu}
     for need in recommendation.memory[:1]:
-        too_small = [name for name in need.too_small if name not in in_table]
-        if too_small and not in_full:
-            notes.append(
-                f"too small for {need.recipe}{on_one} ({number(need.total_gib)} GiB): {', '.join(too_small)}"
-            )
+        if need.too_small and not in_full:
+            names = ", ".join(need.too_small)
+            notes.append(f"too small for {need.recipe}{on_one} ({number(need.total_gib)} GiB): {names}")
     shown = lines if in_full else [choice for choice in lines if choice is recommendation.pick]
     notes += dict.fromkeys(
         f"{price.purchase} prices of {price.as_of} are a third party's: `{UPDATE_COMMAND}`"

@@ -40,7 +40,7 @@ def read_documents(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedT
         ) from None
     except RowError as error:
         raise WorkloadError(error.message, error.hint) from None
-    documents = (_document(row, tokenizer, length) for row in rows)
+    documents = [_document(row, tokenizer, length) for row in rows]
     texts = [document for document in documents if (document[1][1:] != NO_LABEL).any()]
     if num_unused := len(rows) - len(texts):
         log.warning("warning: %d of %d documents have nothing to predict", num_unused, len(rows))
@@ -52,7 +52,10 @@ def read_documents(path_text: str, tokenizer: Tokenizer, length: int) -> LoadedT
             length,
         )
     if not texts:
-        raise WorkloadError(f"data file {path} has nothing to predict", FORMATS)
+        hint = FORMATS
+        if any(len(tokens) == length for tokens, _ in documents):
+            hint = f"give a longer --sequence-length: {length} tokens end within the prompts"
+        raise WorkloadError(f"data file {path} has nothing to predict", hint)
     num_held_out = math.ceil(HELD_OUT_SHARE * len(texts)) if len(texts) > 1 else 0
     splits = {"train": pack(texts[num_held_out:], length, tokenizer.padding)}
     if num_held_out:

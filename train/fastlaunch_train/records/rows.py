@@ -42,6 +42,11 @@ class Row:
     completion: Part
     tools: list[Any] | None = None  #: what a chat may call, for its template
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to predict."""
+        return self.completion == ""
+
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file, unpacked if gzip packed it. Raises OSError, and RowError if damaged."""

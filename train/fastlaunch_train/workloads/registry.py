@@ -73,6 +73,8 @@ SHAPES = (
     *("llama-2-7b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b"),
     *("llama-tiny", "qwen3-tiny"),
 )
+#: Their linear layers, by Transformers' names, without the head.
+_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 WORKLOADS: Mapping[str, WorkloadInfo] = {
     info.name: info
@@ -273,7 +275,20 @@ def function_arguments(name: str, texts: Sequence[str]) -> dict[str, Scalar]:
     else:
         for key, scalar in given.items():
             _check_lora(key, scalar)
+        _check_targets(name, given.get("targets"))
     return given
+
+
+def _check_targets(name: str, targets: Scalar) -> None:
+    """Raise WorkloadError for a layer that a built-in shape lacks; other models are asked once loaded."""
+    if targets in (None, "all-linear") or name.partition(":")[2] not in SHAPES:
+        return
+    for target in str(targets).replace(" ", "").split(","):
+        if target.rpartition(".")[2] not in (*_LAYERS, "lm_head", "embed_tokens"):
+            raise WorkloadError(
+                f"workload {name!r}: no layer is called {target}, one of LoRA's targets",
+                f"give all-linear, or some of {', '.join(_LAYERS)}",
+            )
 
 
 def _check_lora(key: str, value: Scalar) -> None:
