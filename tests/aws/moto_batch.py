@@ -296,6 +296,8 @@ class Queues:
                 self._end(job, "FAILED", None)
             return
         training = self.jobs.job(job.training_jobs[-1])
+        # Its queue is all that is asked of it, if its launcher died while it was stopping.
+        self.jobs.look_at(training)
         reason = training.failure_reason or training.secondary
         if training.is_live:
             statuses = {"Starting": "SCHEDULED", "Pending": "SCHEDULED", "Downloading": "STARTING"}

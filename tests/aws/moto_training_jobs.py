@@ -186,11 +186,15 @@ class TrainingJobs:
         job = self._seen(request)
         if job is None:
             return _error(request, "ValidationException", "Requested resource not found.")
+        self.look_at(job)
+        return _json(_described(job))
+
+    def look_at(self, job: Job) -> None:
+        """Count a look at a job that is stopping: after some it is stopped."""
         if job.status == "Stopping" and job.stopping is not None:
             job.stopping -= 1
             if job.stopping < 0:
                 self.end(job.name, "Stopped")
-        return _json(_described(job))
 
     def list(self, request: SentRequest) -> "Answer":
         asked = request.parameters

@@ -167,8 +167,9 @@ def test_a_checkpoint_longer_than_torchruns_patience_is_finished(tmp_path: Path)
     ends = [record(tmp_path, rank=rank).end for rank in range(2)]
     assert [end.status for end in ends if end] == ["interrupted", "interrupted"]
     (num_steps,) = {end.num_steps for end in ends if end}
-    saved = [phase for phase in record(tmp_path).phases if phase.name == "checkpoint"]
-    assert [phase.seconds >= 34 for phase in saved] == [True]
+    # It begins while the steps stand still, and is waited for at the end.
+    saved = [phase.seconds for phase in record(tmp_path).phases if phase.name == "checkpoint"]
+    assert max(saved) >= 34
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     assert checkpoint.name == f"step-{num_steps:08d}.pt"
 
